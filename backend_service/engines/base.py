@@ -1,0 +1,108 @@
+"""The plug between the scheduler and whatever computes tokens: six methods.
+
+An engine holds sequences. Each has known tokens (the prompt, then what was sampled) of which the first few are
+computed, that is, in the KV cache. Prefill and decode are the same thing to it: a slice asks for the next n known
+tokens to be computed, and when that reaches the last known one, a new token is sampled and becomes known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from service_kit.requests import Prompt, Sampling
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What token ids stand for."""
+
+    pieces: Sequence[bytes]
+    """The bytes of each token; empty for control tokens. May cut characters in half."""
+    eos: frozenset[int]
+    """Tokens with which the model ends its answer."""
+
+    @property
+    def size(self) -> int:
+        """Valid token ids are 0 .. size-1."""
+        return len(self.pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class EngineInfo:
+    """What stays the same for an engine's whole life."""
+
+    name: str
+    device: str
+    """For people, such as "CPU, 1 thread, cpus 0"."""
+    simulated: bool
+    model_name: str
+    model_fingerprint: str
+    """Equal for equal weights and tokenizer."""
+    context_tokens: int
+    """Largest prompt + new tokens of one request."""
+    max_step_tokens: int
+    """Largest sum of slice tokens in one step."""
+    vocabulary: Vocabulary
+
+
+@dataclass(frozen=True, slots=True)
+class KvUse:
+    """KV cache accounting, in tokens."""
+
+    capacity_tokens: int
+    used_tokens: int
+    """Shared cells counted once; retained ones included."""
+    retained_tokens: int
+    """Held only by released sequences; given up on demand."""
+    reserved_tokens: int
+    """What the live sequences may still add."""
+
+
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """A sequence that has its worst case of KV cache reserved."""
+
+    handle: int
+    """Names the sequence until it is released; reused afterwards."""
+    reused_tokens: int
+    """Leading prompt tokens that are computed already; at most len(tokens) - 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """Compute the next `tokens` known tokens of a sequence."""
+
+    handle: int
+    tokens: int
+
+
+class Engine(Protocol):
+    """Raises `EngineFailed` from `step` when the computation broke: then every live sequence is gone and released, and
+    the engine is ready for new ones."""
+
+    info: EngineInfo
+
+    def prepare(self, prompt: Prompt) -> Sequence[int]:
+        """Token ids of a prompt, at least one. Any thread. Raises `InvalidRequest`."""
+
+    def probe(self, tokens: Sequence[int]) -> int:
+        """Leading tokens that `admit` could reuse now, at most len(tokens) - 1. Any thread; changes nothing and does
+        not wait for a step."""
+
+    def admit(
+        self, tokens: Sequence[int], max_new_tokens: int, sampling: Sampling, *, ignore_eos: bool
+    ) -> Admission | None:
+        """Start a sequence, or None while its worst case (prompt + max_new_tokens - shared prefix) does not fit beside
+        the live sequences. Engine thread."""
+
+    def step(self, slices: Sequence[Slice]) -> Mapping[int, int]:
+        """Compute the slices in one batch; the sampled token by handle, for each slice that reached the last known
+        token. Returns when the results are there. Engine thread."""
+
+    def release(self, handle: int, *, retain: bool) -> None:
+        """End a sequence; with `retain`, what it computed stays reusable as long as there is room. Engine thread."""
+
+    def stats(self) -> KvUse:
+        """KV cache use now. Engine thread."""

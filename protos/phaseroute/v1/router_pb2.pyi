@@ -1,0 +1,174 @@
+import datetime
+
+from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from phaseroute.v1 import inference_pb2 as _inference_pb2
+from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class ProbeOutcome(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PROBE_OUTCOME_UNSPECIFIED: _ClassVar[ProbeOutcome]
+    PROBE_OUTCOME_ANSWERED: _ClassVar[ProbeOutcome]
+    PROBE_OUTCOME_LATE: _ClassVar[ProbeOutcome]
+    PROBE_OUTCOME_FAILED: _ClassVar[ProbeOutcome]
+    PROBE_OUTCOME_SKIPPED: _ClassVar[ProbeOutcome]
+
+class BackendState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BACKEND_STATE_UNSPECIFIED: _ClassVar[BackendState]
+    BACKEND_STATE_CONNECTING: _ClassVar[BackendState]
+    BACKEND_STATE_SERVING: _ClassVar[BackendState]
+    BACKEND_STATE_DRAINING: _ClassVar[BackendState]
+    BACKEND_STATE_UNREACHABLE: _ClassVar[BackendState]
+PROBE_OUTCOME_UNSPECIFIED: ProbeOutcome
+PROBE_OUTCOME_ANSWERED: ProbeOutcome
+PROBE_OUTCOME_LATE: ProbeOutcome
+PROBE_OUTCOME_FAILED: ProbeOutcome
+PROBE_OUTCOME_SKIPPED: ProbeOutcome
+BACKEND_STATE_UNSPECIFIED: BackendState
+BACKEND_STATE_CONNECTING: BackendState
+BACKEND_STATE_SERVING: BackendState
+BACKEND_STATE_DRAINING: BackendState
+BACKEND_STATE_UNREACHABLE: BackendState
+
+class RouteRequest(_message.Message):
+    __slots__ = ("request",)
+    REQUEST_FIELD_NUMBER: _ClassVar[int]
+    request: _inference_pb2.GenerateRequest
+    def __init__(self, request: _Optional[_Union[_inference_pb2.GenerateRequest, _Mapping]] = ...) -> None: ...
+
+class RouteResponse(_message.Message):
+    __slots__ = ("decision",)
+    DECISION_FIELD_NUMBER: _ClassVar[int]
+    decision: Decision
+    def __init__(self, decision: _Optional[_Union[Decision, _Mapping]] = ...) -> None: ...
+
+class Decision(_message.Message):
+    __slots__ = ("id", "time", "policy", "max_new_tokens", "workload", "candidates", "selected", "reason", "probe_s", "choose_s", "attempt")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    TIME_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    WORKLOAD_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    SELECTED_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    PROBE_S_FIELD_NUMBER: _ClassVar[int]
+    CHOOSE_S_FIELD_NUMBER: _ClassVar[int]
+    ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    id: str
+    time: _timestamp_pb2.Timestamp
+    policy: str
+    max_new_tokens: int
+    workload: str
+    candidates: _containers.RepeatedCompositeFieldContainer[Candidate]
+    selected: str
+    reason: str
+    probe_s: float
+    choose_s: float
+    attempt: int
+    def __init__(self, id: _Optional[str] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., policy: _Optional[str] = ..., max_new_tokens: _Optional[int] = ..., workload: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., selected: _Optional[str] = ..., reason: _Optional[str] = ..., probe_s: _Optional[float] = ..., choose_s: _Optional[float] = ..., attempt: _Optional[int] = ...) -> None: ...
+
+class Candidate(_message.Message):
+    __slots__ = ("backend", "excluded", "active", "queued", "prompt_tokens", "prompt_tokens_estimated", "reusable_tokens", "probe", "prefill_tokens", "decode_tokens", "isolated_rates", "score_s", "predicted_ttft_s", "status_age_s")
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    EXCLUDED_FIELD_NUMBER: _ClassVar[int]
+    ACTIVE_FIELD_NUMBER: _ClassVar[int]
+    QUEUED_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_ESTIMATED_FIELD_NUMBER: _ClassVar[int]
+    REUSABLE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PROBE_FIELD_NUMBER: _ClassVar[int]
+    PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DECODE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    ISOLATED_RATES_FIELD_NUMBER: _ClassVar[int]
+    SCORE_S_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_TTFT_S_FIELD_NUMBER: _ClassVar[int]
+    STATUS_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    backend: str
+    excluded: str
+    active: int
+    queued: int
+    prompt_tokens: int
+    prompt_tokens_estimated: bool
+    reusable_tokens: int
+    probe: ProbeOutcome
+    prefill_tokens: int
+    decode_tokens: int
+    isolated_rates: _inference_pb2.IsolatedRates
+    score_s: float
+    predicted_ttft_s: float
+    status_age_s: float
+    def __init__(self, backend: _Optional[str] = ..., excluded: _Optional[str] = ..., active: _Optional[int] = ..., queued: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., prompt_tokens_estimated: _Optional[bool] = ..., reusable_tokens: _Optional[int] = ..., probe: _Optional[_Union[ProbeOutcome, str]] = ..., prefill_tokens: _Optional[int] = ..., decode_tokens: _Optional[int] = ..., isolated_rates: _Optional[_Union[_inference_pb2.IsolatedRates, _Mapping]] = ..., score_s: _Optional[float] = ..., predicted_ttft_s: _Optional[float] = ..., status_age_s: _Optional[float] = ...) -> None: ...
+
+class ListBackendsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListBackendsResponse(_message.Message):
+    __slots__ = ("backends",)
+    BACKENDS_FIELD_NUMBER: _ClassVar[int]
+    backends: _containers.RepeatedCompositeFieldContainer[BackendEntry]
+    def __init__(self, backends: _Optional[_Iterable[_Union[BackendEntry, _Mapping]]] = ...) -> None: ...
+
+class BackendEntry(_message.Message):
+    __slots__ = ("name", "target", "state", "detail", "status", "status_age_s", "booked_requests")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    TARGET_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    STATUS_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    BOOKED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    target: str
+    state: BackendState
+    detail: str
+    status: _inference_pb2.BackendStatus
+    status_age_s: float
+    booked_requests: int
+    def __init__(self, name: _Optional[str] = ..., target: _Optional[str] = ..., state: _Optional[_Union[BackendState, str]] = ..., detail: _Optional[str] = ..., status: _Optional[_Union[_inference_pb2.BackendStatus, _Mapping]] = ..., status_age_s: _Optional[float] = ..., booked_requests: _Optional[int] = ...) -> None: ...
+
+class WatchDecisionsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class WatchDecisionsResponse(_message.Message):
+    __slots__ = ("decision", "outcome")
+    DECISION_FIELD_NUMBER: _ClassVar[int]
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    decision: Decision
+    outcome: Outcome
+    def __init__(self, decision: _Optional[_Union[Decision, _Mapping]] = ..., outcome: _Optional[_Union[Outcome, _Mapping]] = ...) -> None: ...
+
+class Outcome(_message.Message):
+    __slots__ = ("decision_id", "code", "routing", "usage")
+    DECISION_ID_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    ROUTING_FIELD_NUMBER: _ClassVar[int]
+    USAGE_FIELD_NUMBER: _ClassVar[int]
+    decision_id: str
+    code: str
+    routing: _inference_pb2.RoutingRecord
+    usage: _inference_pb2.Usage
+    def __init__(self, decision_id: _Optional[str] = ..., code: _Optional[str] = ..., routing: _Optional[_Union[_inference_pb2.RoutingRecord, _Mapping]] = ..., usage: _Optional[_Union[_inference_pb2.Usage, _Mapping]] = ...) -> None: ...
+
+class DrainBackendRequest(_message.Message):
+    __slots__ = ("backend", "undo")
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    UNDO_FIELD_NUMBER: _ClassVar[int]
+    backend: str
+    undo: bool
+    def __init__(self, backend: _Optional[str] = ..., undo: _Optional[bool] = ...) -> None: ...
+
+class DrainBackendResponse(_message.Message):
+    __slots__ = ("backend",)
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    backend: BackendEntry
+    def __init__(self, backend: _Optional[_Union[BackendEntry, _Mapping]] = ...) -> None: ...

@@ -1,0 +1,1 @@
+"""What the router and the backends share: serving, health, errors, telemetry, settings, requests."""

@@ -1,0 +1,60 @@
+"""The ways a request can fail, as exceptions that know nothing of gRPC.
+
+Every message is one or two sentences: what was wrong, and what to do next. `service_kit.errors` maps each class to its
+status code; nothing else does.
+"""
+
+from __future__ import annotations
+
+
+class Fault(Exception):
+    """Base of everything a caller is told. `str(fault)` is the message they read."""
+
+    reason = "FAULT"
+    """Machine-readable constant, sent as `google.rpc.ErrorInfo.reason`."""
+
+
+class InvalidRequest(Fault):
+    """The request can never work as it is (INVALID_ARGUMENT)."""
+
+    reason = "INVALID_REQUEST"
+
+    def __init__(self, field: str, problem: str) -> None:
+        super().__init__(f"{field}: {problem}")
+        self.field = field
+        """Path of the offending field in the request, such as `sampling.top_p`."""
+        self.problem = problem
+
+
+class UnknownName(Fault):
+    """A model or backend that is not here (NOT_FOUND)."""
+
+    reason = "UNKNOWN_NAME"
+
+
+class Overloaded(Fault):
+    """No room now (RESOURCE_EXHAUSTED with RetryInfo)."""
+
+    reason = "OVERLOADED"
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Unavailable(Fault):
+    """Nobody can serve this now, but the same call may work later (UNAVAILABLE)."""
+
+    reason = "UNAVAILABLE"
+
+
+class EngineFailed(Fault):
+    """The engine broke while it computed this request (INTERNAL)."""
+
+    reason = "ENGINE_FAILED"
+
+
+class StartupFailed(Fault):
+    """The process cannot start as configured; the message goes to the terminal, the exit code is 2."""
+
+    reason = "STARTUP_FAILED"
