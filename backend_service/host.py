@@ -1,0 +1,66 @@
+"""One backend as a running server: settings in, a served engine out. What the command runs, and what tests run."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from functools import partial
+
+import structlog
+
+from backend_service.assembly import assemble
+from backend_service.runner import Runner
+from backend_service.servicer import BackendServicer
+from backend_service.settings import BackendSettings
+from phaseroute.v1.inference_pb2_grpc import add_InferenceServiceServicer_to_server
+from service_kit.serve import Server, Service
+from service_kit.telemetry import Telemetry
+
+ENGINE_DIED_CODE = 1
+
+_log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Hosted:
+    """A backend that serves."""
+
+    server: Server
+    runner: Runner
+
+
+@asynccontextmanager
+async def host(settings: BackendSettings, telemetry: Telemetry | None = None) -> AsyncIterator[Hosted]:
+    """Load the engine, then serve until the block is left. Raises `StartupFailed`.
+
+    When the engine dies, its requests fail, health turns NOT_SERVING and the server asks to be stopped with code 1.
+    """
+    telemetry = telemetry or Telemetry()
+    runner = Runner(
+        partial(assemble, settings),
+        max_outstanding=settings.max_active + settings.max_queued,
+        on_death=lambda: server.request_stop(ENGINE_DIED_CODE),
+    )
+    info = await runner.start()
+    servicer = BackendServicer(
+        runner, info, max_active=settings.max_active, max_queued=settings.max_queued, telemetry=telemetry
+    )
+
+    async def drain() -> None:
+        runner.drain()
+
+    server = Server(
+        [Service("phaseroute.v1.InferenceService", partial(add_InferenceServiceServicer_to_server, servicer))],
+        address=settings.listen,
+        telemetry=telemetry,
+        drain_grace_s=settings.drain_grace_s,
+        on_drain=drain,
+    )
+    try:
+        async with server:
+            await server.set_serving(True)
+            _log.info("serving", address=server.target, engine=info.name, device=info.device, model=info.model_name)
+            yield Hosted(server, runner)
+    finally:
+        await runner.stop()

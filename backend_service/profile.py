@@ -1,0 +1,157 @@
+"""How fast one request alone is on this engine, measured at start and remembered on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from backend_service.engines.base import Admission, Engine, Slice
+from backend_service.step_model import IsolatedRates, StepShape
+from service_kit.faults import StartupFailed
+from service_kit.requests import Sampling
+
+STEP_TARGET_S = 0.15
+"""A step's token budget is what the engine prefills in this time: a cancel, and the stall that a long prompt means to
+the streams beside it, stay under 250 ms with room for the decode rows."""
+MIN_STEP_TOKENS = 8
+_PROBE_CHUNK_TOKENS = 16
+_PREFILL_TOKENS = 384
+_PREFILL_LIMIT_S = 2.0
+_DECODE_TOKENS = 24
+_DECODE_LIMIT_S = 1.5
+_BATCH_STEPS = 8
+_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What a calibration found."""
+
+    rates: IsolatedRates
+    step_tokens: int
+    """The token budget of a step that takes about `STEP_TARGET_S`."""
+    steps: tuple[tuple[StepShape, float], ...]
+    """Every timed step with its seconds: the first samples of the step model."""
+
+
+class Calibration:
+    """Times an idle engine; takes a few seconds on a slow one, less on a fast one."""
+
+    def __init__(self, engine: Engine, *, max_active: int, step_tokens: int = 0, clock: Callable[[], float]) -> None:
+        """`step_tokens` 0: found out from the measured prefill rate."""
+        self._engine = engine
+        self._max_active = max_active
+        self._step_tokens = step_tokens
+        self._clock = clock
+        self._steps: list[tuple[StepShape, float]] = []
+
+    def run(self) -> Profile:
+        """Prefill alone, decode alone, then a few steps of the full batch."""
+        info = self._engine.info
+        tokens = list(_ordinary_tokens(info.vocabulary.size, min(_PREFILL_TOKENS, info.context_tokens // 2)))
+        self._prefill_and_release(tokens[:2], 1)  # the first step allocates: not a sample
+        self._steps.clear()
+        rough_rate = self._prefill_and_release(tokens[: 2 * _PROBE_CHUNK_TOKENS], _PROBE_CHUNK_TOKENS)
+        step_tokens = self._step_tokens or max(MIN_STEP_TOKENS, int(rough_rate * STEP_TARGET_S))
+        step_tokens = min(step_tokens, info.max_step_tokens)
+        prompt = tokens[: max(2 * _PROBE_CHUNK_TOKENS, int(rough_rate * _PREFILL_LIMIT_S))]
+        handle, prefill_rate = self._prefill(prompt, step_tokens)
+        decode_rate = self._decode([handle], len(prompt), _DECODE_TOKENS)
+        self._engine.release(handle, retain=False)
+        if self._max_active > 1:
+            self._full_batch(tokens[:_PROBE_CHUNK_TOKENS])
+        return Profile(IsolatedRates(prefill_rate, decode_rate), step_tokens, tuple(self._steps))
+
+    def _prefill_and_release(self, tokens: list[int], chunk: int) -> float:
+        handle, rate = self._prefill(tokens, chunk)
+        self._engine.release(handle, retain=False)
+        return rate
+
+    def _prefill(self, tokens: list[int], chunk: int) -> tuple[int, float]:
+        admission = self._start(tokens)
+        begun_s = self._clock()
+        for done in range(admission.reused_tokens, len(tokens), chunk):
+            count = min(chunk, len(tokens) - done)
+            self._step([admission.handle], count, done, sampled=done + count == len(tokens))
+        return admission.handle, (len(tokens) - admission.reused_tokens) / (self._clock() - begun_s)
+
+    def _decode(self, handles: list[int], context: int, count: int) -> float:
+        """Tokens/s of the whole batch."""
+        begun_s, done = self._clock(), 0
+        while done < count and self._clock() - begun_s < _DECODE_LIMIT_S:
+            self._step(handles, 1, context + done, sampled=True)
+            done += 1
+        return done * len(handles) / (self._clock() - begun_s)
+
+    def _full_batch(self, tokens: list[int]) -> None:
+        handles = []
+        for index in range(self._max_active):
+            handle, _ = self._prefill([*tokens[index:], *tokens[:index]], len(tokens))
+            handles.append(handle)
+        self._decode(handles, len(tokens), _BATCH_STEPS)
+        for handle in handles:
+            self._engine.release(handle, retain=False)
+
+    def _start(self, tokens: list[int]) -> Admission:
+        admission = self._engine.admit(tokens, _DECODE_TOKENS + 1, Sampling(), ignore_eos=True)
+        if admission is None:
+            raise StartupFailed("The KV cache is too small to measure with; raise --kv-tokens to at least 512.")
+        return admission
+
+    def _step(self, handles: list[int], count: int, at: int, *, sampled: bool) -> None:
+        before_s = self._clock()
+        self._engine.step([Slice(handle, count) for handle in handles])
+        rows = len(handles)
+        shape = StepShape(count * rows, rows if sampled else 0, count * rows * (at + (count + 1) / 2))
+        self._steps.append((shape, self._clock() - before_s))
+
+
+class ProfileStore:
+    """Profiles as small JSON files, one a combination of model, engine and settings."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def load(self, key: str) -> Profile | None:
+        """The saved profile, or None when there is none of this format."""
+        try:
+            saved = json.loads(self._path(key).read_text())
+        except (OSError, ValueError):
+            return None
+        if saved.get("format") != _FORMAT or saved.get("key") != key:
+            return None
+        return Profile(
+            IsolatedRates(**saved["rates"]),
+            saved["step_tokens"],
+            tuple((StepShape(**shape), seconds) for shape, seconds in saved["steps"]),
+        )
+
+    def save(self, key: str, profile: Profile) -> Path:
+        """Write it whole or not at all. Raises OSError."""
+        path = self._path(key)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        record = {
+            "format": _FORMAT,
+            "key": key,
+            "measured_at": time.time(),
+            "rates": asdict(profile.rates),
+            "step_tokens": profile.step_tokens,
+            "steps": [[asdict(shape), seconds] for shape, seconds in profile.steps],
+        }
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(record))
+        return partial.replace(path)
+
+    def _path(self, key: str) -> Path:
+        return self._directory / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+
+
+def _ordinary_tokens(vocabulary_size: int, count: int) -> Iterator[int]:
+    """Token ids spread over the vocabulary, the same every time."""
+    low = vocabulary_size // 50
+    for index in range(count):
+        yield low + index * 7919 % (vocabulary_size - low)

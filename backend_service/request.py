@@ -1,0 +1,151 @@
+"""One request's life on a backend: queued, prefill, decode, ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from backend_service.engines.base import Admission
+from backend_service.text import TextStream
+from service_kit.faults import Fault
+from service_kit.requests import Sampling
+
+
+class Phase(Enum):
+    """Where a request is; it only moves forward."""
+
+    QUEUED = auto()
+    PREFILL = auto()
+    DECODE = auto()
+    ENDED = auto()
+
+
+class FinishReason(Enum):
+    """Why generation ended without an error."""
+
+    EOS = auto()
+    LENGTH = auto()
+    STOP = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """Moments on the scheduler's clock, in seconds."""
+
+    submitted_s: float
+    admitted_s: float
+    first_token_s: float
+    last_token_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """New tokens of a request; the text may lag behind the ids."""
+
+    request_id: str
+    text: str
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """The last event of a request that came to its end."""
+
+    request_id: str
+    reason: FinishReason
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    times: Times
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """The last event of a request that could not be finished."""
+
+    request_id: str
+    fault: Fault
+
+
+Event = Progress | Ended | Failed
+
+
+@dataclass(slots=True)
+class Request:
+    """What was asked, and how far it is. Owned by the scheduler's thread once submitted."""
+
+    id: str
+    """Unique among the requests in the scheduler."""
+    tokens: Sequence[int]
+    max_new_tokens: int
+    sampling: Sampling
+    ignore_eos: bool
+    text: TextStream
+    eos: frozenset[int]
+    reusable_estimate: int
+    """The prefix found reusable when the request was routed; what Status subtracts while it waits."""
+    submitted_s: float
+
+    phase: Phase = field(default=Phase.QUEUED, init=False)
+    handle: int = field(default=-1, init=False)
+    """The engine's name for it while it is active."""
+    cached_tokens: int = field(default=0, init=False)
+    computed_tokens: int = field(default=0, init=False)
+    """Known tokens in the KV cache, shared ones included."""
+    generated_tokens: int = field(default=0, init=False)
+    admitted_s: float = field(default=0.0, init=False)
+    first_token_s: float = field(default=0.0, init=False)
+
+    @property
+    def pending_tokens(self) -> int:
+        """Known tokens that are not computed yet: 1 for a decode row, what is left of the prompt before that."""
+        return len(self.tokens) + self.generated_tokens - self.computed_tokens
+
+    @property
+    def remaining_prefill_tokens(self) -> int:
+        """Prompt tokens still to be computed, as far as is known."""
+        if self.phase is Phase.QUEUED:
+            return len(self.tokens) - self.reusable_estimate
+        return max(0, len(self.tokens) - self.computed_tokens)
+
+    @property
+    def remaining_decode_tokens(self) -> int:
+        """The decode budget that is left."""
+        return self.max_new_tokens - self.generated_tokens
+
+    def admit(self, admission: Admission, now_s: float) -> None:
+        """QUEUED -> PREFILL."""
+        self.phase = Phase.PREFILL
+        self.handle = admission.handle
+        self.cached_tokens = self.computed_tokens = admission.reused_tokens
+        self.admitted_s = now_s
+
+    def accept(self, token: int, now_s: float) -> list[Event]:
+        """Take a sampled token: PREFILL -> DECODE at the first, -> ENDED at the last."""
+        if self.phase is Phase.PREFILL:
+            self.phase = Phase.DECODE
+            self.first_token_s = now_s
+        if token in self.eos and not self.ignore_eos:
+            return self._end(FinishReason.EOS, now_s)
+        self.generated_tokens += 1
+        shown = self.text.feed(token)
+        progress = Progress(self.id, shown, (token,))
+        if self.text.stopped:
+            return [progress, *self._end(FinishReason.STOP, now_s)]
+        if self.generated_tokens == self.max_new_tokens:
+            return [progress, *self._end(FinishReason.LENGTH, now_s)]
+        return [progress]
+
+    def _end(self, reason: FinishReason, now_s: float) -> list[Event]:
+        self.phase = Phase.ENDED
+        held = self.text.flush()
+        ended = Ended(
+            self.id,
+            reason,
+            len(self.tokens),
+            self.cached_tokens,
+            self.generated_tokens,
+            Times(self.submitted_s, self.admitted_s, self.first_token_s, now_s),
+        )
+        return [Progress(self.id, held, ()), ended] if held else [ended]

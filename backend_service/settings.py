@@ -1,0 +1,74 @@
+"""What a backend can be told."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, field_validator, model_validator
+
+from service_kit.settings import Settings
+
+
+def cache_directory() -> Path:
+    """Where profiles are kept: $XDG_CACHE_HOME/phaseroute, ~/.cache/phaseroute by default."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "phaseroute"
+
+
+class BackendSettings(Settings, env_prefix="PHASEROUTE_BACKEND_", cli_prog_name="phaseroute-backend"):
+    """Serves one model on one device over gRPC."""
+
+    listen: str = Field("127.0.0.1:50061", description="Address to serve on, host:port or unix:path")
+    engine: Literal["llama_cpp", "simulated"] = Field("llama_cpp", description="What computes the tokens")
+    model: str = Field("default", description="GGUF path, hf:owner/repo/file.gguf, or default: the packaged SmolLM2")
+    model_name: str = Field("", description="Name that clients ask for; default: the file's own")
+    max_active: int = Field(4, ge=1, le=64, description="Largest batch")
+    max_queued: int = Field(64, ge=0, le=10_000, description="Requests that may wait; more are refused")
+    kv_tokens: int = Field(4096, ge=256, description="KV cache size in tokens, shared by all requests")
+    retained_tokens: int = Field(
+        2048, ge=0, description="Part of the KV cache that finished requests' prefixes may keep when nobody needs it"
+    )
+    step_tokens: int = Field(0, ge=0, le=512, description="Tokens computed in one step; 0: what takes about 0.15 s")
+    threads: int = Field(1, ge=1, le=256, description="llama.cpp's threads; they spin, so never more than free cores")
+    cpus: str = Field("", description="Cores to stay on, such as 0-3 or 0,2; default: all")
+    n_gpu_layers: int = Field(0, ge=-1, description="Layers to put on the GPU; -1: all")
+    kv_type: Literal["f16", "q8_0", "q4_0"] = Field("f16", description="How KV cache cells are stored")
+    measure: bool = Field(False, description="Measure the isolated rates anew instead of reusing the saved ones")
+    profile_dir: Path = Field(
+        default_factory=lambda: cache_directory() / "profiles", description="Where measured rates are saved"
+    )
+    simulated_prefill_rate: float = Field(1000.0, gt=0, description="Simulated engine: prefill tokens per second")
+    simulated_decode_ms: str = Field(
+        "1:20,4:40", description="Simulated engine: milliseconds of a decode step by batch size"
+    )
+
+    simulated_decode_rate: float = Field(
+        0.0, ge=0, description="Simulated engine: isolated decode tokens per second to report; 0: the true ones"
+    )
+
+    @field_validator("cpus")
+    @classmethod
+    def _readable(cls, value: str) -> str:
+        parse_cpus(value)
+        return value
+
+    @model_validator(mode="after")
+    def _batch_fits_a_step(self) -> BackendSettings:
+        if 0 < self.step_tokens < self.max_active:
+            raise ValueError(
+                f"--step-tokens {self.step_tokens} is below --max-active {self.max_active}: a decode step of the full "
+                "batch would not fit; raise the one or lower the other"
+            )
+        return self
+
+
+def parse_cpus(text: str) -> frozenset[int]:
+    """`"0-2,5"` -> {0, 1, 2, 5}; empty for an empty text. Raises ValueError."""
+    cpus: set[int] = set()
+    for part in filter(None, (piece.strip() for piece in text.split(","))):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+            raise ValueError(f'"{part}" is not a core or a range of cores; write 0-3 or 0,2')
+        cpus.update(range(int(first), int(last or first) + 1))
+    return frozenset(cpus)
