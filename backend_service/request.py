@@ -140,6 +140,8 @@ class Request:
     def _end(self, reason: FinishReason, now_s: float) -> list[Event]:
         self.phase = Phase.ENDED
         held = self.text.flush()
+        if self.text.stopped:  # what looked like the start of a longer stop string may only now be a whole shorter one
+            reason = FinishReason.STOP
         ended = Ended(
             self.id,
             reason,
