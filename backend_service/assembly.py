@@ -41,15 +41,19 @@ def assemble(settings: BackendSettings) -> Assembly:
     """Load the engine, measure it or recall the measurement, and put a scheduler on it. Raises `StartupFailed`."""
     if settings.engine == "simulated":
         simulated, speed = _simulated(settings)
-        limits = SchedulerLimits(settings.max_active, settings.step_tokens or _SIMULATED_STEP_TOKENS)
+        limits = _limits(settings, settings.step_tokens or _SIMULATED_STEP_TOKENS)
         return Assembly(simulated, Scheduler(simulated, limits), speed.rates())
     engine = _llama(settings)
     profile = _profile(engine, settings)
     fit = StepFit()
     for shape, seconds in profile.steps:
         fit.observe(shape, seconds)
-    limits = SchedulerLimits(settings.max_active, max(settings.max_active, settings.step_tokens or profile.step_tokens))
+    limits = _limits(settings, max(settings.max_active, settings.step_tokens or profile.step_tokens))
     return Assembly(engine, Scheduler(engine, limits, fit=fit), profile.rates)
+
+
+def _limits(settings: BackendSettings, step_tokens: int) -> SchedulerLimits:
+    return SchedulerLimits(settings.max_active, step_tokens, (settings.step_target_ms / 1000) or None)
 
 
 def _simulated(settings: BackendSettings) -> tuple[SimulatedEngine, SimulatedSpeed]:

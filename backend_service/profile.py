@@ -15,8 +15,7 @@ from service_kit.faults import StartupFailed
 from service_kit.requests import Sampling
 
 STEP_TARGET_S = 0.15
-"""A step's token budget is what the engine prefills in this time: a cancel, and the stall that a long prompt means to
-the streams beside it, stay under 250 ms with room for the decode rows."""
+"""A step's token budget is what the engine prefills in this time, from an empty context."""
 MIN_STEP_TOKENS = 8
 _PROBE_CHUNK_TOKENS = 16
 _PREFILL_TOKENS = 384

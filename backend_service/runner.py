@@ -199,16 +199,21 @@ class Runner:
 
     def _take_orders(self, scheduler: Scheduler) -> bool:
         """Carry out what the loop asked for; wait for it when there is nothing else to do. False: stop."""
+        changed = False
         while True:
             try:
                 order = self._inbox.get(block=not scheduler.busy)
             except Empty:
-                return True
+                break
             if order is None:
                 return False
             order(scheduler)
+            changed = True
             if not scheduler.busy:
                 self._post(self._deliver, [], scheduler.snapshot())
+        if changed:  # said now, not after the step that follows: a freed slot, a new request in the queue
+            self._post(self._deliver, [], scheduler.snapshot())
+        return True
 
     def _post(self, callback: Callable[..., object], *args: object) -> None:
         try:

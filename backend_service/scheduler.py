@@ -27,7 +27,10 @@ class SchedulerLimits:
     max_active: int = 4
     """Largest batch."""
     step_tokens: int = 256
-    """Tokens computed in one step, decode rows included: the bound on how long a step, and so a cancel, can take."""
+    """Tokens computed in one step, decode rows included."""
+    step_target_s: float | None = None
+    """How long a step with prefill in it may take, by the fitted step model: the bound on how long a cancel waits and
+    how long a prompt stalls the streams beside it. It only ever lowers `step_tokens`. None: no such bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,10 +172,24 @@ class Scheduler:
             self._rotation += 1
             first = self._rotation % len(prefilling)
             prefilling = prefilling[first:] + prefilling[:first]
-            budget = max(1, self._limits.step_tokens - len(decoding))
+            budget = self._prefill_budget(decoding, prefilling)
             shares = fair_shares([request.pending_tokens for request in prefilling], budget)
             slices += [Slice(request.handle, share) for request, share in zip(prefilling, shares, strict=True) if share]
         return slices
+
+    def _prefill_budget(self, decoding: Sequence[Request], prefilling: Sequence[Request]) -> int:
+        """Prompt tokens for this step: what `step_tokens` leaves, and what the time allows. A prompt token costs more
+        the longer the context before it, so the budget shrinks as a long prompt proceeds."""
+        budget = self._limits.step_tokens - len(decoding)
+        model, target_s = self._step_model, self._limits.step_target_s
+        if model is not None and target_s is not None:
+            rows = len(decoding)
+            spent_s = model.seconds(StepShape(rows, rows, sum(request.computed_tokens + 1 for request in decoding)))
+            context = sum(request.computed_tokens for request in prefilling) / len(prefilling)
+            token_s = model.per_token_s + model.per_attended_s * context
+            if token_s > 0:
+                budget = min(budget, int((target_s - spent_s) / token_s))
+        return max(1, budget)
 
     def _shape(self, slices: Sequence[Slice]) -> StepShape:
         by_handle = {request.handle: request for request in self._active}

@@ -29,7 +29,12 @@ class BackendSettings(Settings, env_prefix="PHASEROUTE_BACKEND_", cli_prog_name=
     retained_tokens: int = Field(
         2048, ge=0, description="Part of the KV cache that finished requests' prefixes may keep when nobody needs it"
     )
-    step_tokens: int = Field(0, ge=0, le=512, description="Tokens computed in one step; 0: what takes about 0.15 s")
+    step_tokens: int = Field(
+        0, ge=0, le=512, description="Most tokens computed in one step; 0: as many as the target time allows at first"
+    )
+    step_target_ms: float = Field(
+        150, ge=0, description="Longest time of a step with prefill in it, by the fitted step model; 0: no bound"
+    )
     threads: int = Field(1, ge=1, le=256, description="llama.cpp's threads; they spin, so never more than free cores")
     cpus: str = Field("", description="Cores to stay on, such as 0-3 or 0,2; default: all")
     n_gpu_layers: int = Field(0, ge=-1, description="Layers to put on the GPU; -1: all")

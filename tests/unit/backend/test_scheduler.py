@@ -318,3 +318,17 @@ def test_fair_shares(wanted, budget):
     unmet = [share for share, want in zip(shares, wanted, strict=True) if share < want]
     if unmet:  # nobody got more than one token above whoever was left wanting
         assert max(shares) <= min(unmet) + 1
+
+
+def test_step_target_bounds_steps_once_the_step_time_is_known():
+    bench = Bench(step_tokens=400)
+    bench.scheduler = Scheduler(
+        bench.engine, SchedulerLimits(4, step_tokens=400, step_target_s=0.05), clock=bench.clock
+    )
+    bench.submit("learn", prompt="l" * 2000, max_new_tokens=200)
+    bench.run()
+    known = len(bench.engine.steps)
+    bench.submit("bounded", prompt="b" * 1000, max_new_tokens=2)
+    bench.run()
+    chunks = [piece.tokens for step in bench.engine.steps[known:] for piece in step if piece.tokens > 1]
+    assert max(chunks) == pytest.approx(50, abs=5)  # 1000 tokens/s for 0.05 s
