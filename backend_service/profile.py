@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
+import os
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
+
+from pydantic import TypeAdapter, ValidationError
 
 from backend_service.engines.base import Admission, Engine, Slice
 from backend_service.step_model import IsolatedRates, StepShape
@@ -22,6 +24,7 @@ _PREFILL_TOKENS = 384
 _PREFILL_LIMIT_S = 2.0
 _DECODE_TOKENS = 24
 _DECODE_LIMIT_S = 1.5
+_BATCH_PROMPT_TOKENS = 4
 _BATCH_STEPS = 8
 _FORMAT = 1
 
@@ -62,7 +65,7 @@ class Calibration:
         decode_rate = self._decode([handle], len(prompt), _DECODE_TOKENS)
         self._engine.release(handle, retain=False)
         if self._max_active > 1:
-            self._full_batch(tokens[:_PROBE_CHUNK_TOKENS])
+            self._full_batch(tokens[:_BATCH_PROMPT_TOKENS])
         return Profile(IsolatedRates(prefill_rate, decode_rate), step_tokens, tuple(self._steps))
 
     def _prefill_and_release(self, tokens: list[int], chunk: int) -> float:
@@ -89,9 +92,9 @@ class Calibration:
     def _full_batch(self, tokens: list[int]) -> None:
         handles = []
         for index in range(self._max_active):
-            handle, _ = self._prefill([*tokens[index:], *tokens[:index]], len(tokens))
+            handle, _ = self._prefill([index + 1, *tokens], len(tokens) + 1)
             handles.append(handle)
-        self._decode(handles, len(tokens), _BATCH_STEPS)
+        self._decode(handles, len(tokens) + 1, _BATCH_STEPS)
         for handle in handles:
             self._engine.release(handle, retain=False)
 
@@ -109,6 +112,18 @@ class Calibration:
         self._steps.append((shape, self._clock() - before_s))
 
 
+@dataclass(frozen=True, slots=True)
+class _Saved:
+    format: int
+    key: str
+    measured_at: float
+    """Unix time, for people."""
+    profile: Profile
+
+
+_FILE: TypeAdapter[_Saved] = TypeAdapter(_Saved)
+
+
 class ProfileStore:
     """Profiles as small JSON files, one a combination of model, engine and settings."""
 
@@ -116,33 +131,19 @@ class ProfileStore:
         self._directory = directory
 
     def load(self, key: str) -> Profile | None:
-        """The saved profile, or None when there is none of this format."""
+        """The saved profile, or None when there is none, or none that can be read."""
         try:
-            saved = json.loads(self._path(key).read_text())
-        except (OSError, ValueError):
+            saved = _FILE.validate_json(self._path(key).read_bytes())
+        except (OSError, ValidationError):
             return None
-        if saved.get("format") != _FORMAT or saved.get("key") != key:
-            return None
-        return Profile(
-            IsolatedRates(**saved["rates"]),
-            saved["step_tokens"],
-            tuple((StepShape(**shape), seconds) for shape, seconds in saved["steps"]),
-        )
+        return saved.profile if (saved.format, saved.key) == (_FORMAT, key) else None
 
     def save(self, key: str, profile: Profile) -> Path:
         """Write it whole or not at all. Raises OSError."""
         path = self._path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
-        record = {
-            "format": _FORMAT,
-            "key": key,
-            "measured_at": time.time(),
-            "rates": asdict(profile.rates),
-            "step_tokens": profile.step_tokens,
-            "steps": [[asdict(shape), seconds] for shape, seconds in profile.steps],
-        }
-        partial = path.with_suffix(".partial")
-        partial.write_text(json.dumps(record))
+        partial = path.with_suffix(f".{os.getpid()}.partial")
+        partial.write_bytes(_FILE.dump_json(_Saved(_FORMAT, key, time.time(), profile), indent=1))
         return partial.replace(path)
 
     def _path(self, key: str) -> Path:

@@ -21,7 +21,6 @@ from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_status import rpc_status
-from opentelemetry.proto.collector.trace.v1 import trace_service_pb2, trace_service_pb2_grpc
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -34,6 +33,7 @@ from service_kit.errors import from_rpc_error
 from service_kit.faults import EngineFailed, Fault, InvalidRequest, Overloaded, StartupFailed, Unavailable, UnknownName
 from service_kit.serve import Server, Service
 from service_kit.telemetry import Attr, Telemetry
+from tests.integration.collector import collecting
 
 INFERENCE = "phaseroute.v1.InferenceService"
 PATIENCE_S = 10.0
@@ -681,29 +681,6 @@ def test_ctrl_c_while_starting_has_no_traceback() -> None:
 
 
 # --- traces
-
-
-class Collector(trace_service_pb2_grpc.TraceServiceServicer):
-    """An OTLP receiver that keeps what it gets."""
-
-    def __init__(self) -> None:
-        self.requests: list[trace_service_pb2.ExportTraceServiceRequest] = []
-
-    async def Export(self, request: trace_service_pb2.ExportTraceServiceRequest, context: object) -> object:
-        self.requests.append(request)
-        return trace_service_pb2.ExportTraceServiceResponse()
-
-
-@asynccontextmanager
-async def collecting() -> AsyncIterator[tuple[Collector, str]]:
-    collector, server = Collector(), grpc.aio.server()
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
-    port = server.add_insecure_port("127.0.0.1:0")
-    await server.start()
-    try:
-        yield collector, f"http://127.0.0.1:{port}"
-    finally:
-        await server.stop(None)
 
 
 @contextmanager

@@ -1,0 +1,161 @@
+"""The client for asyncio: the same methods as `phaseroute.client`, awaited."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Any, Generic, Self, TypeVar, Unpack
+
+import grpc
+
+from phaseroute import requests, results
+from phaseroute.channels import channel_options
+from phaseroute.errors import PhaserouteError, from_rpc_error
+from phaseroute.requests import GenerateOptions, PromptLike
+from phaseroute.results import Completion, Delta, Finished, Probe
+from phaseroute.v1 import inference_pb2, inference_pb2_grpc, router_pb2, router_pb2_grpc
+
+__all__ = ["AsyncClient", "AsyncStream", "PhaserouteError"]
+
+T = TypeVar("T")
+
+
+class AsyncStream(Generic[T]):
+    """Events of a running call. Leaving it half read (`close`, the end of an `async with` block, cancelling the task
+    that reads, garbage collection) cancels the call, and the server stops working on it."""
+
+    def __init__(self, call: Any, decode: Callable[[Any], T | None], target: str) -> None:
+        self._call = call
+        self._decode = decode
+        self._target = target
+        self._closed = False
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        while not self._closed:
+            try:
+                message = await self._call.read()
+            except grpc.RpcError as error:
+                raise from_rpc_error(error, self._target) from error
+            except asyncio.CancelledError:
+                self._call.cancel()
+                task = asyncio.current_task()
+                if self._closed and not (task and task.cancelling()):
+                    break  # close() by another task; nobody cancelled this one
+                raise
+            if message is grpc.aio.EOF:
+                break
+            value = self._decode(message)
+            if value is not None:
+                return value
+        raise StopAsyncIteration
+
+    async def wait_started(self) -> None:
+        """Wait until the server has taken the call up: from then on a watch misses nothing. What went wrong before is
+        raised by reading on."""
+        await self._call.initial_metadata()
+
+    def close(self) -> None:
+        """Cancel the call unless it is over."""
+        self._closed = True
+        self._call.cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # grpc.aio keeps an abandoned call alive for ever.
+        self._call.cancel()
+
+
+class AsyncClient:
+    """Talks to a router or to a single backend: both offer the same service. Use it in the event loop it was made in.
+
+    `timeout_s` bounds a whole call, streaming included; None waits for as long as it takes. Every method raises
+    `PhaserouteError`.
+    """
+
+    def __init__(self, target: str = "localhost:50051", *, credentials: grpc.ChannelCredentials | None = None) -> None:
+        """`target` is any gRPC target: `host:port`, `dns:///name:port`, `unix:path`. No `credentials`: plaintext."""
+        self.target = target
+        options = channel_options(target)
+        self._channel = (
+            grpc.aio.secure_channel(target, credentials, options)
+            if credentials
+            else grpc.aio.insecure_channel(target, options)
+        )
+        self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]
+        self._router = router_pb2_grpc.RouterServiceStub(self._channel)  # type: ignore[no-untyped-call]
+
+    async def close(self) -> None:
+        """Close the channel; running calls are cancelled."""
+        await self._channel.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    def generate(
+        self, prompt: PromptLike, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> AsyncStream[Delta | Finished]:
+        """Start generating; the stream brings `Delta`s and one last `Finished`."""
+        request = requests.generate_request(prompt, options)
+        return AsyncStream(self._inference.Generate(request, timeout=timeout_s), results.event, self.target)
+
+    async def complete(
+        self, prompt: PromptLike, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> Completion:
+        """Generate and wait for the whole answer."""
+        async with self.generate(prompt, timeout_s=timeout_s, **options) as stream:
+            return results.completion([event async for event in stream])
+
+    async def status(self, *, timeout_s: float | None = None) -> inference_pb2.BackendStatus:
+        """Queue, KV cache and measured speeds, now."""
+        response: inference_pb2.StatusResponse = await self._call(
+            self._inference.Status, inference_pb2.StatusRequest(), timeout_s
+        )
+        return response.status
+
+    async def probe(self, prompt: PromptLike, *, timeout_s: float | None = None) -> Probe:
+        """How much of a prompt is in the KV cache already. Free of side effects."""
+        request = inference_pb2.CacheProbeRequest(prompt=requests.prompt_message(prompt))
+        return results.probe(await self._call(self._inference.CacheProbe, request, timeout_s))
+
+    async def route(
+        self, prompt: PromptLike, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
+    ) -> router_pb2.Decision:
+        """Where a router would send this request, and why. Sends nothing."""
+        request = router_pb2.RouteRequest(request=requests.generate_request(prompt, options))
+        response: router_pb2.RouteResponse = await self._call(self._router.Route, request, timeout_s)
+        return response.decision
+
+    async def backends(self, *, timeout_s: float | None = None) -> list[router_pb2.BackendEntry]:
+        """A router's backends with the last status of each."""
+        response = await self._call(self._router.ListBackends, router_pb2.ListBackendsRequest(), timeout_s)
+        return list(response.backends)
+
+    def watch_decisions(
+        self, *, timeout_s: float | None = None
+    ) -> AsyncStream[router_pb2.Decision | router_pb2.Outcome]:
+        """Every decision of a router from now on, then its outcome under the same id."""
+        call = self._router.WatchDecisions(router_pb2.WatchDecisionsRequest(), timeout=timeout_s)
+        return AsyncStream(call, results.decision_event, self.target)
+
+    async def drain(self, name: str, *, undo: bool = False, timeout_s: float | None = None) -> router_pb2.BackendEntry:
+        """Send a backend no new work, or take that back; streams running there go on."""
+        request = router_pb2.DrainBackendRequest(backend=name, undo=undo)
+        response: router_pb2.DrainBackendResponse = await self._call(self._router.DrainBackend, request, timeout_s)
+        return response.backend
+
+    async def _call(self, method: Any, request: Any, timeout_s: float | None) -> Any:
+        try:
+            return await method(request, timeout=timeout_s)
+        except grpc.RpcError as error:
+            raise from_rpc_error(error, self.target) from error

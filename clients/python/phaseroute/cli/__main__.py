@@ -1,0 +1,5 @@
+"""`python -m phaseroute.cli`, for where the `phaseroute` script is not on the path."""
+
+from phaseroute.cli import main
+
+main()

@@ -1,0 +1,100 @@
+"""One backend as the router knows it: its last Status, and whether it can be given work."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+from router_service.decision import Candidate, ProbeOutcome
+from router_service.ledger import Pending
+from router_service.snapshot import Snapshot
+
+
+class State(Enum):
+    """As `BackendState` on the wire."""
+
+    CONNECTING = "connecting"
+    SERVING = "serving"
+    DRAINING = "draining"
+    UNREACHABLE = "unreachable"
+
+
+class Backend:
+    """State only: what is heard is told to it, and times are passed in."""
+
+    def __init__(self, name: str, target: str, stub: Any) -> None:
+        self.name = name
+        self.target = target
+        self.stub = stub
+        """Its InferenceService."""
+        self.drained = False
+        """DrainBackend was called."""
+        self.snapshot: Snapshot | None = None
+        """The last Status accepted; kept when the backend is lost."""
+        self._received_at_s = 0.0
+        self._problem: str | None = None
+
+    def hear(self, snapshot: Snapshot, now_s: float) -> bool:
+        """Take a Status in; False when it is older than the one already here, and then nothing changes."""
+        if self.snapshot is not None and snapshot.older_than(self.snapshot):
+            return False
+        self.snapshot = snapshot
+        self._received_at_s = now_s
+        self._problem = None
+        return True
+
+    def lose(self, problem: str) -> None:
+        """Status stopped coming; `problem` says why."""
+        self._problem = problem
+
+    @property
+    def state(self) -> State:
+        """Worked out from what was heard last."""
+        if self.snapshot is None:
+            return State.CONNECTING
+        if self._problem is not None:
+            return State.UNREACHABLE
+        if self.drained or self.snapshot.draining:
+            return State.DRAINING
+        return State.SERVING
+
+    @property
+    def detail(self) -> str:
+        """Why it is not serving; empty when it is."""
+        match self.state:
+            case State.CONNECTING:
+                return self._problem or f"no Status from {self.target} yet"
+            case State.UNREACHABLE:
+                return self._problem or ""
+            case State.DRAINING:
+                return "DrainBackend was called on this router" if self.drained else "it says so itself"
+            case State.SERVING:
+                return ""
+
+    def status_age_s(self, now_s: float) -> float:
+        """Seconds since the last Status; 0 before the first."""
+        return 0.0 if self.snapshot is None else max(0.0, now_s - self._received_at_s)
+
+
+def as_candidate(
+    name: str, snapshot: Snapshot, pending: Pending, *, last_turn: int, status_age_s: float, prompt_tokens: int
+) -> Candidate:
+    """A serving backend before anybody asked it for its prefix. A booking is counted as active while the batch has
+    room for it, else as queued."""
+    room = max(0, snapshot.max_active - snapshot.active - snapshot.queued)
+    joining = min(room, pending.requests)
+    return Candidate(
+        name=name,
+        active=snapshot.active + joining,
+        queued=snapshot.queued + pending.requests - joining,
+        waiting_prefill_tokens=snapshot.waiting_prefill_tokens + pending.prefill_tokens,
+        waiting_decode_tokens=snapshot.waiting_decode_tokens + pending.decode_tokens,
+        prompt_tokens=prompt_tokens,
+        prompt_tokens_estimated=True,
+        probe=ProbeOutcome.SKIPPED,
+        rates=snapshot.rates,
+        max_active=snapshot.max_active,
+        context_tokens=snapshot.context_tokens,
+        status_age_s=status_age_s,
+        last_turn=last_turn,
+    )

@@ -1,0 +1,68 @@
+"""What a router can be told."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping
+
+from pydantic import Field, field_validator, model_validator
+
+from router_service.policies.registry import make_policy
+from service_kit.faults import InvalidRequest
+from service_kit.settings import Settings
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_TARGET = re.compile(r"(dns|ipv4|ipv6|unix|unix-abstract):\S+|[^\s:/]+:\d{1,5}|\[[^\s\]]+\]:\d{1,5}")
+
+
+class RouterSettings(Settings, env_prefix="PHASEROUTE_ROUTER_", cli_prog_name="phaseroute-router"):
+    """Sends each request to the backend where it finishes soonest."""
+
+    backend: list[str] = Field(description="name=target of one backend, such as gpu=10.0.0.5:50061; repeat for each")
+    policy: str = Field(
+        "two_phase",
+        description="For requests that name none: two_phase, round_robin, least_loaded or forced:<backend>",
+    )
+    probe_timeout_s: float = Field(
+        0.05, gt=0, le=10, description="Longest wait for the backends' word on what they have of a prompt"
+    )
+    status_poll_s: float = Field(
+        0.25, gt=0, le=10, description="Between two questions to a backend that cannot push its Status"
+    )
+    status_silence_s: float = Field(
+        5.0, gt=0, description="A backend that says nothing for so long gets no work; a healthy one speaks every second"
+    )
+
+    @property
+    def targets(self) -> Mapping[str, str]:
+        """gRPC target by backend name."""
+        return dict(_split(item) for item in self.backend)
+
+    @field_validator("backend")
+    @classmethod
+    def _named_once(cls, value: list[str]) -> list[str]:
+        if not value:
+            raise ValueError("name at least one backend, such as gpu=10.0.0.5:50061")
+        names = [_split(item)[0] for item in value]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"{', '.join(twice)} is there more than once; give each backend a name of its own")
+        return value
+
+    @model_validator(mode="after")
+    def _policy_exists(self) -> RouterSettings:
+        try:
+            make_policy(self.policy, self.targets.keys(), random.Random())
+        except InvalidRequest as fault:
+            raise ValueError(f"policy: {fault.problem}") from fault
+        return self
+
+
+def _split(item: str) -> tuple[str, str]:
+    name, equals, target = item.partition("=")
+    if not equals or not _NAME.fullmatch(name) or not _TARGET.fullmatch(target):
+        raise ValueError(
+            f"{item!r} is not name=target; write a name of letters, digits, '.', '_' or '-', and host:port or unix:path"
+        )
+    return name, target

@@ -1,0 +1,15 @@
+from collections.abc import Iterator
+
+import pytest
+from fake_service import FakeService, serving
+
+
+@pytest.fixture
+def service() -> FakeService:
+    return FakeService()
+
+
+@pytest.fixture
+def target(service: FakeService) -> Iterator[str]:
+    with serving(service) as address:
+        yield address

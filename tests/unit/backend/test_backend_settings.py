@@ -1,0 +1,38 @@
+"""The backend's own rules for its settings."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from backend_service.assembly import describe_device
+from backend_service.settings import BackendSettings, parse_cpus
+from service_kit.faults import StartupFailed
+
+
+@given(st.sets(st.integers(0, 300)))
+def test_any_set_of_cores_can_be_written_as_a_list(cores):
+    assert parse_cpus(",".join(map(str, sorted(cores)))) == cores
+
+
+def test_ranges_of_cores():
+    assert parse_cpus("0-3") == {0, 1, 2, 3}
+    assert parse_cpus(" 0-1, 5 ,7-7") == {0, 1, 5, 7}
+    assert parse_cpus("") == frozenset()
+    for wrong in ("a", "-1", "3-1", "1-", "1-2-3"):
+        with pytest.raises(ValueError, match="write 0-3 or 0,2"):
+            parse_cpus(wrong)
+
+
+def test_a_step_must_hold_the_batch():
+    with pytest.raises(StartupFailed, match="raise the one or lower the other"):
+        BackendSettings.load(["--step-tokens", "2", "--max-active", "8"])
+
+
+def test_device_in_words():
+    assert describe_device(BackendSettings()) == "CPU, 1 thread"
+    assert describe_device(BackendSettings(threads=4, cpus="0-3", kv_type="q4_0")) == (
+        "CPU, 4 threads, cpus 0-3, q4_0 KV"
+    )
+    assert describe_device(BackendSettings(n_gpu_layers=-1, threads=2)) == "GPU (all layers) and CPU, 2 threads"

@@ -1,0 +1,92 @@
+"""Calibration of an engine whose speed is known, and what is kept of it."""
+
+from __future__ import annotations
+
+import pytest
+
+from backend_service.engines.simulated import SimulatedEngine, SimulatedSpeed
+from backend_service.kv_pool import PoolLimits
+from backend_service.profile import STEP_TARGET_S, Calibration, ProfileStore
+from backend_service.step_model import StepFit, StepShape
+
+
+class Clock:
+    now_s = 0.0
+
+    def __call__(self):
+        return self.now_s
+
+    def sleep(self, seconds):
+        self.now_s += seconds
+
+
+def calibrate(prefill_rate=200.0, step_s=0.02, max_active=4, step_tokens=0, kv_tokens=4096):
+    clock = Clock()
+    speed = SimulatedSpeed(prefill_rate, {1: step_s, 4: 2 * step_s})
+    engine = SimulatedEngine(speed, PoolLimits(kv_tokens, max_live=max_active), sleep=clock.sleep)
+    profile = Calibration(engine, max_active=max_active, step_tokens=step_tokens, clock=clock).run()
+    return profile, engine, clock
+
+
+def test_rates_are_the_engines_own():
+    profile, _, _ = calibrate()
+    assert profile.rates.prefill_tokens_per_s == pytest.approx(200, rel=0.01)
+    assert profile.rates.decode_tokens_per_s == pytest.approx(50, rel=0.01)
+
+
+def test_step_budget_takes_the_target_time():
+    profile, _, _ = calibrate()
+    assert profile.step_tokens == pytest.approx(200 * STEP_TARGET_S, abs=1)
+
+
+def test_given_step_budget_is_kept():
+    assert calibrate(step_tokens=100)[0].step_tokens == 100
+
+
+@pytest.mark.parametrize("prefill_rate", [20, 100_000])
+def test_it_is_bounded_in_time_and_budget(prefill_rate):
+    profile, engine, clock = calibrate(prefill_rate=prefill_rate, step_s=0.1)
+    assert clock.now_s < 10
+    assert 8 <= profile.step_tokens <= engine.info.max_step_tokens
+
+
+def test_it_leaves_nothing_behind():
+    _, engine, _ = calibrate()
+    engine.check_integrity()
+    assert engine.stats().used_tokens == 0
+    assert engine.stats().reserved_tokens == 0
+
+
+def test_a_small_cache_is_enough():
+    profile, _, _ = calibrate(kv_tokens=256)
+    assert profile.rates.decode_tokens_per_s == pytest.approx(50, rel=0.01)
+
+
+def test_its_steps_identify_the_step_model():
+    profile, _, _ = calibrate(max_active=4)
+    fit = StepFit()
+    for shape, seconds in profile.steps:
+        fit.observe(shape, seconds)
+    model = fit.fit()
+    assert model is not None
+    # The engine prices prefill and decode apart, which the model's shape only comes near to.
+    assert model.seconds(StepShape(30, 0, 450)) == pytest.approx(0.15, rel=0.2)
+    assert model.seconds(StepShape(1, 1, 200)) == pytest.approx(0.02, rel=0.2)
+    assert model.seconds(StepShape(4, 4, 40)) == pytest.approx(0.04, rel=0.2)
+
+
+def test_a_saved_profile_comes_back_under_its_own_key_only(tmp_path):
+    profile, _, _ = calibrate()
+    store = ProfileStore(tmp_path / "deep" / "er")
+    assert store.load("one") is None
+    store.save("one", profile)
+    assert store.load("one") == profile
+    assert store.load("two") is None
+
+
+@pytest.mark.parametrize("content", ["", "{", "{}", '{"format": 0}', "[1]"])
+def test_an_unusable_file_is_as_good_as_none(tmp_path, content):
+    store = ProfileStore(tmp_path)
+    path = store.save("one", calibrate()[0])
+    path.write_text(content)
+    assert store.load("one") is None
