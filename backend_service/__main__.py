@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 
-from backend_service.assembly import pin
 from backend_service.host import host
 from backend_service.settings import BackendSettings
 from service_kit.logs import configure_logs
@@ -17,7 +16,6 @@ async def serve() -> int:
     settings = BackendSettings.load(sys.argv[1:])
     configure_logs(settings.log_format, settings.log_level)
     telemetry = Telemetry.from_environment("phaseroute-backend")
-    pin(settings.cpus)
     async with host(settings, telemetry) as hosted:
         return await hosted.server.run_until_stopped()
 

@@ -22,7 +22,7 @@ _SIMULATED_STEP_TOKENS = 512
 
 
 def pin(cpus: str) -> None:
-    """Keep the whole process, engine threads included, on these cores. Raises `StartupFailed`."""
+    """Keep the calling thread, and the threads it will start, on these cores. Raises `StartupFailed`."""
     wanted = parse_cpus(cpus)
     if not wanted:
         return
@@ -38,7 +38,12 @@ def pin(cpus: str) -> None:
 
 
 def assemble(settings: BackendSettings) -> Assembly:
-    """Load the engine, measure it or recall the measurement, and put a scheduler on it. Raises `StartupFailed`."""
+    """Load the engine, measure it or recall the measurement, and put a scheduler on it. Raises `StartupFailed`.
+
+    Called on the engine's thread, which is pinned here: the event loop goes wherever there is room, so that a probe
+    need not wait for a core that computes.
+    """
+    pin(settings.cpus)
     if settings.engine == "simulated":
         simulated, speed = _simulated(settings)
         limits = _limits(settings, settings.step_tokens or _SIMULATED_STEP_TOKENS)

@@ -36,7 +36,7 @@ class BackendSettings(Settings, env_prefix="PHASEROUTE_BACKEND_", cli_prog_name=
         150, ge=0, description="Longest time of a step with prefill in it, by the fitted step model; 0: no bound"
     )
     threads: int = Field(1, ge=1, le=256, description="llama.cpp's threads; they spin, so never more than free cores")
-    cpus: str = Field("", description="Cores to stay on, such as 0-3 or 0,2; default: all")
+    cpus: str = Field("", description="Cores for the engine's threads, such as 0-3 or 0,2; default: all")
     n_gpu_layers: int = Field(0, ge=-1, description="Layers to put on the GPU; -1: all")
     kv_type: Literal["f16", "q8_0", "q4_0"] = Field("f16", description="How KV cache cells are stored")
     measure: bool = Field(False, description="Measure the isolated rates anew instead of reusing the saved ones")
