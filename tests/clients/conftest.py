@@ -1,7 +1,8 @@
 from collections.abc import Iterator
 
 import pytest
-from fake_service import FakeService, serving
+
+from tests.clients.fake_service import FakeService, serving
 
 
 @pytest.fixture

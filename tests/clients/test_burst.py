@@ -1,11 +1,11 @@
 import pytest
-from fake_service import FakeService
 
 from phaseroute.aio import AsyncClient
 from phaseroute.burst import Burst, run_burst
 from phaseroute.errors import PhaserouteError
 from phaseroute.prompts import shared_prefix_prompts
 from phaseroute.results import Delta, Finished
+from tests.clients.fake_service import FakeService
 
 
 @pytest.fixture

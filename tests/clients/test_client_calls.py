@@ -8,13 +8,13 @@ from collections.abc import Iterator
 
 import grpc
 import pytest
-from fake_service import FakeService
 
 from phaseroute.aio import AsyncClient
 from phaseroute.client import Client
 from phaseroute.errors import PhaserouteError
 from phaseroute.results import Completion, Delta, Finished
 from phaseroute.v1 import router_pb2
+from tests.clients.fake_service import FakeService
 
 WAIT_S = 10
 

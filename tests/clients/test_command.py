@@ -8,10 +8,10 @@ import subprocess
 import sys
 
 import pytest
-from fake_service import FakeService
 from typer.testing import CliRunner, Result
 
 from phaseroute.cli import app
+from tests.clients.fake_service import FakeService
 
 
 @pytest.fixture

@@ -3,11 +3,10 @@
 import re
 from pathlib import Path
 
-from fake_service import FakeService
-
 from backend_service.settings import BackendSettings
 from phaseroute.local.plan import load_plan
 from router_service.settings import RouterSettings
+from tests.clients.fake_service import FakeService
 
 PAGE = (Path(__file__).parents[2] / "clients/python/README.md").read_text()
 

@@ -1,10 +1,10 @@
 import pytest
-from fake_service import decision, status
 from rich.console import Console
 
 from phaseroute.cli import tables
 from phaseroute.results import Routing
 from phaseroute.v1 import router_pb2
+from tests.clients.fake_service import decision, status
 
 COLUMNS = {
     "backend", "active", "queued", "remaining", "prefill", "tokens", "decode", "budget", "reusable", "prefix", "score",

@@ -2,7 +2,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from command import SIMULATED_PAIR, Running, running
+
+from tests.e2e.command import SIMULATED_PAIR, Running, running
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import grpc
 
@@ -52,15 +51,11 @@ class Stack:
 
 
 @asynccontextmanager
-async def stack(
-    backends: dict[str, dict], *, profile_dir: Path | None = None, probe_timeout_s: float = 2.0, **settings
-) -> AsyncIterator[Stack]:
+async def stack(backends: dict[str, dict], *, probe_timeout_s: float = 2.0, **settings) -> AsyncIterator[Stack]:
     """Backends by name with their settings, and a router that sees them all serving. The probe deadline is generous:
     here one event loop carries everybody."""
     async with AsyncExitStack() as exits:
-        running = {
-            name: await exits.enter_async_context(backend(profile_dir, **options)) for name, options in backends.items()
-        }
+        running = {name: await exits.enter_async_context(backend(**options)) for name, options in backends.items()}
         hosted = await exits.enter_async_context(
             host(
                 RouterSettings(

@@ -78,13 +78,12 @@ CASES = [
 
 
 @pytest.mark.parametrize("through_router", [False, True], ids=["backend", "router"])
-async def test_bad_input(through_router, tmp_path_factory):
-    profiles = tmp_path_factory.getbasetemp() / "profiles"
+async def test_bad_input(through_router):
     async with AsyncExitStack() as exits:
         if through_router:
-            target = await exits.enter_async_context(stack({"only": {}}, profile_dir=profiles))
+            target = await exits.enter_async_context(stack({"only": {}}))
         else:
-            target = await exits.enter_async_context(backend(profiles))
+            target = await exits.enter_async_context(backend())
         raw = target.channel.unary_stream(
             "/phaseroute.v1.InferenceService/Generate", response_deserializer=pb.GenerateResponse.FromString
         )
@@ -101,9 +100,8 @@ async def test_bad_input(through_router, tmp_path_factory):
             assert good.finished.usage.generated_tokens <= 1, bad.name
 
 
-async def test_request_that_excludes_every_backend_is_told_so(tmp_path_factory):
-    profiles = tmp_path_factory.getbasetemp() / "profiles"
-    async with stack({"only": {}}, profile_dir=profiles) as router:
+async def test_request_that_excludes_every_backend_is_told_so():
+    async with stack({"only": {}}) as router:
         with pytest.raises(grpc.aio.AioRpcError) as refused:
             await router.generate("Hello", routing=pb.RoutingHints(excluded_backends=["only"]))
         assert refused.value.code() is grpc.StatusCode.UNAVAILABLE

@@ -11,9 +11,9 @@ import uuid
 from pathlib import Path
 
 import pytest
-from command import SIMULATED_PAIR, Running, assert_gone, call, running, tagged
 
 from phaseroute.local.plan import free_ports
+from tests.e2e.command import SIMULATED_PAIR, Running, assert_gone, call, running, tagged
 
 SHORT_DEMO = ("demo", "--simulated", "--requests", "3", "--prompt-tokens", "90", "--max-new-tokens", "8")
 
@@ -158,4 +158,14 @@ class TestDemo:
         piped = subprocess.run(["bash", "-c", script], capture_output=True, text=True, timeout=60, check=True)
         assert piped.stdout.count("\n") == 1
         assert "Traceback" not in piped.stderr
+        assert not left_over()
+
+    def test_it_runs_with_the_real_model(self, left_over):
+        demo = call("demo", "--requests", "3", "--prompt-tokens", "100", "--max-new-tokens", "8")
+        assert demo.returncode == 0, demo.stderr
+        assert "llama_cpp" in demo.stdout
+        assert "SIMULATED" not in demo.stdout
+        assert re.search(
+            r"Completion of the burst: forced \d+\.\d\d s .* mixed \d+\.\d\d s", " ".join(demo.stdout.split())
+        )
         assert not left_over()

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from command import Running
+
+from tests.e2e.command import Running
 
 PAGE = (Path(__file__).parents[2] / "clients/grpcurl/README.md").read_text()
 GRPCURL = Path(sys.executable).parent / "grpcurl"

@@ -20,15 +20,10 @@ STORY = "The old lighthouse keeper wrote in his diary every night about the ship
 OPTIONS = {"max_new_tokens": 32, "ignore_eos": True}
 
 
-@pytest.fixture(scope="session")
-def profiles(tmp_path_factory):
-    return tmp_path_factory.mktemp("profiles")
-
-
-async def test_greedy_output_is_the_same_through_the_router_as_alone(profiles):
-    async with backend(profiles) as alone:
+async def test_greedy_output_is_the_same_through_the_router_as_alone():
+    async with backend() as alone:
         expected = await alone.generate(STORY, **OPTIONS)
-    async with stack({"first": {}, "second": {}}, profile_dir=profiles) as router:
+    async with stack({"first": {}, "second": {}}) as router:
         answers = await asyncio.gather(*(router.generate(STORY, **OPTIONS) for _ in range(4)))
         assert [answer.token_ids for answer in answers] == [expected.token_ids] * 4
         assert {answer.text for answer in answers} == {expected.text}
@@ -36,8 +31,8 @@ async def test_greedy_output_is_the_same_through_the_router_as_alone(profiles):
     assert used == {"first", "second"}  # equal backends share a burst of four
 
 
-async def test_warm_backend_wins_and_the_record_says_why(profiles):
-    async with stack({"cold": {}, "warm": {}}, profile_dir=profiles) as router:
+async def test_warm_backend_wins_and_the_record_says_why():
+    async with stack({"cold": {}, "warm": {}}) as router:
         await router.backends["warm"].generate(STORY, max_new_tokens=1)
         decision = await router.route(STORY + "One evening", **OPTIONS)
         assert decision.selected == "warm"
@@ -59,9 +54,9 @@ async def test_warm_backend_wins_and_the_record_says_why(profiles):
         assert 0 < record.actual_ttft_s < record.actual_finish_s
 
 
-async def test_burst_spreads_over_unequal_backends_and_every_prefix_is_reused(profiles):
+async def test_burst_spreads_over_unequal_backends_and_every_prefix_is_reused():
     backends = {"fast": {}, "small": {"kv_type": "q4_0", "step_tokens": 8}}
-    async with stack(backends, profile_dir=profiles) as router:
+    async with stack(backends) as router:
         for one in router.backends.values():
             await one.generate(STORY, max_new_tokens=1)
         calls = [router.generate(f"{STORY} Ship number {index}", **OPTIONS) for index in range(8)]
@@ -74,8 +69,8 @@ async def test_burst_spreads_over_unequal_backends_and_every_prefix_is_reused(pr
             one.engine.check_integrity()
 
 
-async def test_cancel_through_the_router_frees_the_backends_slot(profiles):
-    async with stack({"only": {}}, profile_dir=profiles) as router:
+async def test_cancel_through_the_router_frees_the_backends_slot():
+    async with stack({"only": {}}) as router:
         call = router.stub.Generate(request(STORY, max_new_tokens=2000, ignore_eos=True))
         await call.read()
         call.cancel()

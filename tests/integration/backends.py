@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import grpc
 
@@ -64,10 +63,8 @@ class Answer:
 
 
 @asynccontextmanager
-async def backend(profile_dir: Path | None = None, **settings) -> AsyncIterator[Backend]:
+async def backend(**settings) -> AsyncIterator[Backend]:
     """A backend on a free port with these settings."""
-    if profile_dir is not None:
-        settings["profile_dir"] = profile_dir
     async with (
         host(BackendSettings(listen="127.0.0.1:0", **settings)) as hosted,
         open_channel(hosted.server.target) as channel,

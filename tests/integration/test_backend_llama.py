@@ -17,15 +17,9 @@ ENDINGS = ["One evening,", "In the spring", "The captain of", "His daughter"]
 FRENCH = [("user", "What is the capital of France?")]
 
 
-@pytest.fixture(scope="session")
-def profiles(tmp_path_factory):
-    """Rates measured once for the whole session."""
-    return tmp_path_factory.mktemp("profiles")
-
-
 @pytest.fixture
-async def server(profiles):
-    async with backend(profiles) as running:
+async def server():
+    async with backend() as running:
         yield running
 
 
@@ -49,12 +43,12 @@ async def test_text_is_not_parsed_for_special_tokens(server: Backend):
     assert plain.prompt_tokens > 1
 
 
-async def test_greedy_output_is_the_same_alone_batched_on_a_warm_prefix_and_after_a_cancel(server: Backend, profiles):
+async def test_greedy_output_is_the_same_alone_batched_on_a_warm_prefix_and_after_a_cancel(server: Backend):
     prompts = [STORY + ending for ending in ENDINGS]
     options = {"max_new_tokens": 48, "ignore_eos": True}
     alone = []
     for prompt in prompts:
-        async with backend(profiles) as fresh:
+        async with backend() as fresh:
             answer = await fresh.generate(prompt, **options)
             assert answer.finished.usage.cached_tokens == 0
             alone.append(answer.token_ids)
@@ -143,9 +137,9 @@ async def test_shared_prefix_is_taken_from_a_running_request(server: Backend):
     running.cancel()
 
 
-async def test_books_and_llama_cpp_agree_after_a_mixed_load(profiles):
+async def test_books_and_llama_cpp_agree_after_a_mixed_load():
     random.seed(3)
-    async with backend(profiles, kv_tokens=1024, retained_tokens=512) as server:
+    async with backend(kv_tokens=1024, retained_tokens=512) as server:
         calls = []
         for index in range(14):
             prompt = STORY[: random.randrange(100, len(STORY))] + ENDINGS[index % 4]
@@ -176,8 +170,8 @@ async def test_failed_decode_fails_its_requests_and_the_next_one_works(server: B
     server.engine.check_integrity()
 
 
-async def test_saved_profile_is_used_again(profiles):
-    async with backend(profiles) as first, backend(profiles) as second:
+async def test_saved_profile_is_used_again():
+    async with backend() as first, backend() as second:
         one, two = await first.status(), await second.status()
         assert one.isolated_rates == two.isolated_rates
         assert one.isolated_rates.prefill_tokens_per_s > one.isolated_rates.decode_tokens_per_s > 0
@@ -187,8 +181,8 @@ async def test_saved_profile_is_used_again(profiles):
 
 
 @pytest.mark.parametrize("kv_type", ["q8_0", "q4_0"])
-async def test_quantised_kv_cache(profiles, kv_type):
-    async with backend(profiles, kv_type=kv_type) as server:
+async def test_quantised_kv_cache(kv_type):
+    async with backend(kv_type=kv_type) as server:
         answer = await server.generate(STORY, max_new_tokens=8, ignore_eos=True)
         assert len(answer.token_ids) == 8
         assert kv_type in (await server.status()).engine.device

@@ -12,12 +12,12 @@ import pytest
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-from stub_backend import FAST, SLOW, StubBackend, fails, hangs, request, router
 
 from phaseroute.v1 import inference_pb2 as pb
 from phaseroute.v1 import router_pb2
 from service_kit.logs import configure_logs
 from service_kit.telemetry import Telemetry
+from tests.integration.stub_backend import FAST, SLOW, StubBackend, fails, hangs, request, router
 
 
 def hints(**fields) -> pb.RoutingHints:

@@ -11,12 +11,12 @@ import grpc
 import pytest
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from stub_backend import SLOW, StubBackend, hangs, request, router
 
 from phaseroute.v1 import inference_pb2 as pb
 from phaseroute.v1 import router_pb2
 from router_service.backend import State
 from router_service.snapshot import Snapshot
+from tests.integration.stub_backend import SLOW, StubBackend, hangs, request, router
 
 
 async def listed(routed) -> dict[str, router_pb2.BackendEntry]:

@@ -8,10 +8,10 @@ import grpc
 import pytest
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
-from stub_backend import SLOW, StubBackend, answers, delta, fails, hangs, last, request, router
 
 from phaseroute.v1 import inference_pb2 as pb
 from router_service.relay import Client
+from tests.integration.stub_backend import SLOW, StubBackend, answers, delta, fails, hangs, last, request, router
 
 
 def tokens(responses) -> list[int]:

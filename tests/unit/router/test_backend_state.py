@@ -3,7 +3,6 @@ from __future__ import annotations
 import math
 
 import pytest
-from router_values import backend, rng, status
 
 from phaseroute.v1 import inference_pb2 as pb
 from router_service.backend import State, as_candidate
@@ -11,6 +10,7 @@ from router_service.ledger import Pending
 from router_service.prompt_size import prompt_size
 from router_service.snapshot import Snapshot
 from service_kit.requests import ChatPrompt, ChatTurn, TextPrompt, TokenPrompt
+from tests.unit.router.router_values import backend, rng, status
 
 NOTHING = Pending(0, 0, 0)
 

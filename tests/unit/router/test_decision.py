@@ -5,12 +5,12 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from router_values import CPU, GPU, candidate, decision, rng
 
 from phaseroute.v1 import router_pb2
 from router_service.decision import Choice, Exclusion, ProbeOutcome, RoutingRequest
 from router_service.policies.two_phase import TwoPhase
 from router_service.tracing import route_attributes
+from tests.unit.router.router_values import CPU, GPU, candidate, decision, rng
 
 REQUEST = RoutingRequest(max_new_tokens=128, workload="chat")
 

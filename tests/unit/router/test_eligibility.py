@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import pytest
-from router_values import candidate, fleet, status
 
 from router_service.decision import RoutingRequest
 from router_service.eligibility import eligible, within_context
 from service_kit.faults import InvalidRequest, UnknownName
 from service_kit.requests import RoutingHints
+from tests.unit.router.router_values import candidate, fleet, status
 
 
 def request(model: str = "", **hints) -> RoutingRequest:

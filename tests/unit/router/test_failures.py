@@ -1,12 +1,12 @@
 from __future__ import annotations
 
 import pytest
-from router_values import decision
 
 from router_service.decision import Choice, RoutingRequest
 from router_service.failures import Failures
 from service_kit.errors import UpstreamFailed, to_status
 from service_kit.faults import EngineFailed, Fault, Overloaded, Unavailable
+from tests.unit.router.router_values import decision
 
 
 def last(reason: str = "No backend can take this request: a is out"):

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from router_values import CPU, GPU, candidate, rng
 
 from router_service.decision import Rates, RoutingRequest
 from router_service.policies.forced import Forced
@@ -16,6 +15,7 @@ from router_service.policies.registry import make_policy
 from router_service.policies.round_robin import RoundRobin
 from router_service.policies.two_phase import TwoPhase
 from service_kit.faults import InvalidRequest
+from tests.unit.router.router_values import CPU, GPU, candidate, rng
 
 ARTICLE = json.loads((Path(__file__).parents[2] / "data" / "article.json").read_text())
 REQUEST = RoutingRequest(max_new_tokens=128)

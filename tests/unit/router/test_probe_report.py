@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-from router_values import candidate
-
 from router_service.decision import ProbeOutcome
 from router_service.probe import Answer, ProbeReport
 from router_service.prompt_size import PromptSize, prompt_size
 from service_kit.requests import TokenPrompt
+from tests.unit.router.router_values import candidate
 
 GUESS = PromptSize(guess_tokens=40, at_least_tokens=1, at_most_tokens=176)
 

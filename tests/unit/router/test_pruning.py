@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from hypothesis import given
 from hypothesis import strategies as st
-from router_values import CPU, GPU, candidate, rng
 
 from router_service.decision import ProbeOutcome, RoutingRequest
 from router_service.eligibility import within_context
@@ -12,6 +11,7 @@ from router_service.policies.least_loaded import LeastLoaded
 from router_service.policies.two_phase import TwoPhase
 from router_service.pruning import worth_asking
 from service_kit.faults import InvalidRequest
+from tests.unit.router.router_values import CPU, GPU, candidate, rng
 
 REQUEST = RoutingRequest(max_new_tokens=50)
 
