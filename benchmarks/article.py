@@ -1,6 +1,6 @@
 """Replay the article's bursts in virtual time: what each policy does with 8 and with 48 requests. SIMULATED.
 
-    python benchmarks/article.py [--requests 8 48] [--policies forced:gpu two_phase ...]
+    python -m benchmarks.article [--requests 8 48] [--policies forced:gpu two_phase ...]
 
 Prints a table and, last, one JSON line. Takes seconds; needs no model. The published figures stand beside where the
 article has them. simulator/article.py says what is published, what is derived and what is assumed.

@@ -1,6 +1,6 @@
 """How long a cancelled stream keeps its slot: from the client's cancel to the Status that no longer has the request.
 
-    python benchmarks/cancel_latency.py [--rounds 12] [--cpus 0] [-- extra flags of the backend]
+    python -m benchmarks.cancel_latency [--rounds 12] [--cpus 0] [-- extra flags of the backend]
 
 Starts one llama.cpp backend with the packaged model as a process of its own and cancels requests that are queued, in
 prefill and decoding, beside three others that decode. Prints a table and, last, one JSON line. Seconds are the
@@ -13,17 +13,15 @@ import argparse
 import asyncio
 import json
 import statistics
-import sys
 import time
-from asyncio.subprocess import PIPE
 from collections.abc import Callable
 
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.launch import backend
 from phaseroute.v1 import inference_pb2 as pb
 from phaseroute.v1 import inference_pb2_grpc as pb_grpc
-from service_kit.channels import open_channel
 
 TARGET_S = 0.25
 PHASES = {
@@ -81,25 +79,13 @@ class Bench:
 
 async def measure(rounds: int, backend_flags: list[str]) -> dict[str, list[float]]:
     """Seconds by phase; the phases alternate."""
-    command = [sys.executable, "-m", "backend_service", "--listen", "127.0.0.1:0", "--log-format", "json"]
-    process = await asyncio.create_subprocess_exec(*command, *backend_flags, stderr=PIPE)
-    assert process.stderr is not None
-    try:
-        address = ""
-        async for line in process.stderr:
-            if b'"serving"' in line:
-                address = json.loads(line)["address"]
-                break
-        seconds: dict[str, list[float]] = {phase: [] for phase in PHASES}
-        async with open_channel(address) as channel:
-            bench = Bench(pb_grpc.InferenceServiceStub(channel))  # type: ignore[no-untyped-call]
-            for round_ in range(rounds):
-                for phase in PHASES:
-                    seconds[phase].append(await bench.cancel_once(phase, round_))
-        return seconds
-    finally:
-        process.terminate()
-        await process.wait()
+    seconds: dict[str, list[float]] = {phase: [] for phase in PHASES}
+    async with backend(backend_flags) as channel:
+        bench = Bench(pb_grpc.InferenceServiceStub(channel))  # type: ignore[no-untyped-call]
+        for round_ in range(rounds):
+            for phase in PHASES:
+                seconds[phase].append(await bench.cancel_once(phase, round_))
+    return seconds
 
 
 def main() -> None:

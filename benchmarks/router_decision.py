@@ -1,6 +1,6 @@
 """What a routing decision costs the router in CPU of its own, with 8 candidates.
 
-    python benchmarks/router_decision.py [--decisions 300]
+    python -m benchmarks.router_decision [--decisions 300]
 
 Scope: deciding, not relaying. Set-up: one process holds the router and the client; the 8 stub backends, which answer
 CacheProbe at once, run in a second process, so their CPU is not counted. "decide" leaves the network out: the stubs

@@ -10,7 +10,7 @@ import sys
 import pytest
 from typer.testing import CliRunner, Result
 
-from phaseroute.cli import app
+from phaseroute.cli.app import app
 from tests.clients.fake_service import FakeService
 
 

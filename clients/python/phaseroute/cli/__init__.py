@@ -1,64 +1,6 @@
 """The `phaseroute` command."""
 
-from __future__ import annotations
+import os
 
-import sys
-from typing import Any
-
-import typer
-from grpc import StatusCode
-from rich.console import Console
-from typer.core import TyperGroup
-
-from phaseroute.cli import ask
-from phaseroute.cli.demo import demo
-from phaseroute.cli.signals import Interrupted
-from phaseroute.cli.up import up
-from phaseroute.errors import PhaserouteError
-from phaseroute.local.child import StartFailed
-from phaseroute.local.plan import BadPlan
-
-INTERRUPTED = 130
-"""128 + SIGINT, as shells report it."""
-
-
-class Commands(TyperGroup):
-    """Turns what a command raises into one line and an exit code; usage errors exit with 2 on their own."""
-
-    def invoke(self, ctx: Any) -> Any:
-        """Run the chosen command."""
-        try:
-            return super().invoke(ctx)
-        except (PhaserouteError, StartFailed, BadPlan) as error:
-            Console(stderr=True, highlight=False).print(_advice(error), style="red", markup=False, soft_wrap=True)
-            raise typer.Exit(1) from error
-        except Interrupted as stopped:
-            raise typer.Exit(stopped.exit_code) from None
-        except KeyboardInterrupt:
-            raise typer.Exit(INTERRUPTED) from None
-
-
-app = typer.Typer(
-    cls=Commands,
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    help="Routes LLM requests between unequal backends to the one that finishes soonest.",
-)
-app.command()(ask.generate)
-app.command()(ask.route)
-app.command()(ask.backends)
-app.command()(up)
-app.command()(demo)
-
-
-def _advice(error: Exception) -> str:
-    nobody_there = isinstance(error, PhaserouteError) and error.code is StatusCode.UNAVAILABLE and not error.reason
-    return f"{error} `phaseroute up` starts one here." if nobody_there else str(error)
-
-
-def main() -> None:
-    """Entry point."""
-    for stream in (sys.stdout, sys.stderr):
-        stream.reconfigure(errors="replace")  # type: ignore[union-attr]
-    app(prog_name="phaseroute")
+# gRPC reads this once, when it is imported. By itself it writes a line to the terminal whenever a server goes away.
+os.environ.setdefault("GRPC_VERBOSITY", "ERROR")

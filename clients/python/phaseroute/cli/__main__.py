@@ -1,5 +1,5 @@
 """`python -m phaseroute.cli`, for where the `phaseroute` script is not on the path."""
 
-from phaseroute.cli import main
+from phaseroute.cli.app import main
 
 main()
