@@ -32,9 +32,10 @@ class Hosted:
 
 @asynccontextmanager
 async def host(settings: BackendSettings, telemetry: Telemetry | None = None) -> AsyncIterator[Hosted]:
-    """Load the engine, then serve until the block is left. Raises `StartupFailed`.
+    """Listen, load the engine, then serve until the block is left. Raises `StartupFailed`.
 
-    When the engine dies, its requests fail, health turns NOT_SERVING and the server asks to be stopped with code 1.
+    Health is SERVING once the engine answers; before that calls are refused as unavailable. When the engine dies, its
+    requests fail, health turns NOT_SERVING and the server asks to be stopped with code 1.
     """
     telemetry = telemetry or Telemetry()
     runner = Runner(
@@ -42,9 +43,8 @@ async def host(settings: BackendSettings, telemetry: Telemetry | None = None) ->
         max_outstanding=settings.max_active + settings.max_queued,
         on_death=lambda: server.request_stop(ENGINE_DIED_CODE),
     )
-    info = await runner.start()
     servicer = BackendServicer(
-        runner, info, max_active=settings.max_active, max_queued=settings.max_queued, telemetry=telemetry
+        runner, max_active=settings.max_active, max_queued=settings.max_queued, telemetry=telemetry
     )
 
     async def drain() -> None:
@@ -59,6 +59,8 @@ async def host(settings: BackendSettings, telemetry: Telemetry | None = None) ->
     )
     try:
         async with server:
+            _log.info("loading", address=server.target, engine=settings.engine, model=settings.model)
+            info = await runner.start()
             await server.set_serving(True)
             _log.info("serving", address=server.target, engine=info.name, device=info.device, model=info.model_name)
             yield Hosted(server, runner)

@@ -71,7 +71,7 @@ class Failed:
 Event = Progress | Ended | Failed
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Request:
     """What was asked, and how far it is. Owned by the scheduler's thread once submitted."""
 

@@ -21,6 +21,7 @@ from backend_service.step_model import IsolatedRates
 from service_kit.faults import EngineFailed, Fault, InvalidRequest, Overloaded, Unavailable
 
 _log = logging.getLogger(__name__)
+_LOADING = "This backend is still loading its model; try again in a moment."
 _STOPPED = "This backend is shutting down; send the request to another one."
 
 
@@ -87,6 +88,7 @@ class Runner:
         self._ready: asyncio.Future[Assembly] = self._loop.create_future()
         self._changed: asyncio.Future[None] = self._loop.create_future()
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._assembly: Assembly | None = None
         self._dead: EngineFailed | None = None
         self._draining = False
         self._snapshot: Snapshot | None = None
@@ -95,28 +97,33 @@ class Runner:
         """Load the engine and measure it; returns when requests can be served. Raises what the build raised."""
         self._thread.start()
         self._assembly = await self._ready
+        self._wake()
         return self._assembly.engine.info
 
     async def stop(self) -> None:
-        """End the thread after its current step; requests still running fail as unavailable."""
+        """End the thread after its current step; requests still running fail as unavailable. A thread that is still
+        loading is left to die with the process."""
+        if self._assembly is None:
+            return
         self._inbox.put(None)
         await asyncio.to_thread(self._thread.join)
         self._fail_all(Unavailable(_STOPPED))
 
     @property
     def engine(self) -> Engine:
-        """For `prepare` and `probe`, which any thread may call."""
-        return self._assembly.engine
+        """For its `info`, `prepare` and `probe`, which any thread may call. Raises `Unavailable` while it loads."""
+        return self._built.engine
 
     @property
     def rates(self) -> IsolatedRates:
-        """One request alone."""
-        return self._assembly.rates
+        """One request alone. Raises `Unavailable` while the engine loads."""
+        return self._built.rates
 
     @property
     def snapshot(self) -> Snapshot:
-        """The latest state."""
-        assert self._snapshot is not None, "read before start() returned"
+        """The latest state. Raises `Unavailable` while the engine loads."""
+        if self._snapshot is None:
+            raise Unavailable(_LOADING)
         return self._snapshot
 
     @property
@@ -172,6 +179,12 @@ class Runner:
         """Wait for the next change of the snapshot or of `draining`; False when none came in time."""
         done, _ = await asyncio.wait((self._changed,), timeout=timeout_s)
         return bool(done)
+
+    @property
+    def _built(self) -> Assembly:
+        if self._assembly is None:
+            raise Unavailable(_LOADING)
+        return self._assembly
 
     def _drain_estimate_s(self) -> float:
         """Until one of the requests here has used its decode budget, at the isolated rate: a floor, not a forecast."""

@@ -36,11 +36,10 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 
 
 class BackendServicer(pb_grpc.InferenceServiceServicer):
-    """Serves one started runner."""
+    """Serves one runner; while that loads its engine, every call is refused as unavailable."""
 
-    def __init__(self, runner: Runner, info: EngineInfo, *, max_active: int, max_queued: int, telemetry: Telemetry):
+    def __init__(self, runner: Runner, *, max_active: int, max_queued: int, telemetry: Telemetry) -> None:
         self._runner = runner
-        self._info = info
         self._max_active = max_active
         self._max_queued = max_queued
         self._telemetry = telemetry
@@ -94,6 +93,10 @@ class BackendServicer(pb_grpc.InferenceServiceServicer):
         """See the contract."""
         tokens = await self._prepare(parse_prompt(request.prompt))
         return pb.CacheProbeResponse(prompt_tokens=len(tokens), reusable_tokens=self._runner.engine.probe(tokens))
+
+    @property
+    def _info(self) -> EngineInfo:
+        return self._runner.engine.info
 
     async def _prepare(self, prompt: Prompt) -> Sequence[int]:
         engine = self._runner.engine

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import signal
 import socket
 from pathlib import Path
 
 import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from backend_service.models import locate_model
 from phaseroute.v1 import inference_pb2 as pb
@@ -16,6 +19,8 @@ from phaseroute.v1 import inference_pb2_grpc as pb_grpc
 from service_kit.channels import open_channel
 from tests.e2e.processes import SIMULATED, run, serving, started
 from tests.integration.backends import request
+
+ANYWHERE = ("--listen", "127.0.0.1:0", "--log-format", "json")
 
 
 def truncated(tmp_path: Path, size: int) -> Path:
@@ -26,23 +31,24 @@ def truncated(tmp_path: Path, size: int) -> Path:
 
 
 async def test_missing_model_file():
-    code, said = await run("backend_service", "--model", "/no/such/file.gguf")
+    code, said = await run("backend_service", *ANYWHERE, "--model", "/no/such/file.gguf")
     assert code == 2
-    assert said.startswith("error: Model file /no/such/file.gguf cannot be read")
-    assert said.count("\n") == 0
+    loading, error = said.splitlines()
+    assert '"loading"' in loading
+    assert error.startswith("error: Model file /no/such/file.gguf cannot be read")
 
 
 async def test_model_file_that_is_no_gguf(tmp_path):
     path = tmp_path / "model.gguf"
     path.write_bytes(b"PK\x03\x04 something else entirely")
-    code, said = await run("backend_service", "--model", str(path))
+    code, said = await run("backend_service", *ANYWHERE, "--model", str(path))
     assert code == 2
     assert "is not a GGUF file" in said
 
 
 @pytest.mark.parametrize("size", [4, 1_000_000, 50_000_000])
 async def test_truncated_model_file(tmp_path, size):
-    flags = ("--model", str(truncated(tmp_path, size)), "--log-level", "error", "--log-format", "json")
+    flags = (*ANYWHERE, "--model", str(truncated(tmp_path, size)), "--log-level", "error")
     code, said = await run("backend_service", *flags)
     assert code == 2
     assert "cannot be loaded" in said.splitlines()[-1]
@@ -50,7 +56,7 @@ async def test_truncated_model_file(tmp_path, size):
 
 
 async def test_incomplete_hub_reference():
-    code, said = await run("backend_service", "--model", "hf:owner")
+    code, said = await run("backend_service", *ANYWHERE, "--model", "hf:owner")
     assert code == 2
     assert "hf:owner/repo/file.gguf" in said
 
@@ -65,7 +71,7 @@ async def test_unknown_flag_and_bad_values():
         (("--step-tokens", "2", "--max-active", "4"), "raise the one or lower the other"),
         (("--engine", "simulated", "--simulated-decode-ms", "fast"), "1:3.4,4:43"),
     ]:
-        code, said = await run("backend_service", *flags)
+        code, said = await run("backend_service", *ANYWHERE, *flags)
         assert code == 2, flags
         assert says in said, said
 
@@ -164,7 +170,33 @@ async def test_model_from_a_hub_cache(tmp_path):
             status = (await pb_grpc.InferenceServiceStub(channel).Status(pb.StatusRequest())).status
             assert status.model.name == "tiny"
         assert await service.end() == 0
-    async with started("backend_service", "--model", "hf:acme/tiny-GGUF/other.gguf", **environment) as service:
+    async with started(
+        "backend_service", *ANYWHERE, "--model", "hf:acme/tiny-GGUF/other.gguf", **environment
+    ) as service:
         assert await service.end(signal.SIGCONT) == 2
         assert "could not be fetched" in service.log[-1]
         assert "give --model its path" in service.log[-1]
+
+
+async def test_while_the_model_loads_the_port_is_open_health_says_so_and_ctrl_c_ends_it(tmp_path):
+    endless = tmp_path / "endless.gguf"
+    os.mkfifo(endless)  # opening it waits for a writer who never comes
+    flags = ("--model", str(endless), "--listen", "127.0.0.1:0", "--log-format", "json")
+    async with started("backend_service", *flags) as service:
+        address = json.loads(await service.wait_line('"loading"'))["address"]
+        async with open_channel(address) as channel:
+            health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
+            assert health.status == health_pb2.HealthCheckResponse.NOT_SERVING
+            stub = pb_grpc.InferenceServiceStub(channel)
+            for call in (
+                stub.Generate(request("Hello")).read(),
+                stub.Status(pb.StatusRequest()),
+                stub.WatchStatus(pb.WatchStatusRequest()).read(),
+                stub.CacheProbe(pb.CacheProbeRequest(prompt=pb.Prompt(text="x"))),
+            ):
+                with pytest.raises(grpc.aio.AioRpcError) as refused:
+                    await call
+                assert refused.value.code() is grpc.StatusCode.UNAVAILABLE
+                assert "still loading" in refused.value.details()
+        assert await asyncio.wait_for(service.end(signal.SIGINT), 10) == 130
+        assert not any("Traceback" in line for line in service.log)
