@@ -35,7 +35,7 @@ ABANDON_S = 0.5
 
 
 class Attr:
-    """Attribute names."""
+    """Attribute names; docs/telemetry.md says where each is found."""
 
     RPC_SYSTEM: Final = "rpc.system.name"
     RPC_METHOD: Final = "rpc.method"
@@ -44,17 +44,7 @@ class Attr:
     SERVER_ADDRESS: Final = "server.address"
     SERVER_PORT: Final = "server.port"
 
-    OPERATION: Final = "gen_ai.operation.name"
-    PROVIDER: Final = "gen_ai.provider.name"
-    REQUEST_MODEL: Final = "gen_ai.request.model"
-    REQUEST_MAX_TOKENS: Final = "gen_ai.request.max_tokens"
-    REQUEST_TEMPERATURE: Final = "gen_ai.request.temperature"
-    REQUEST_TOP_P: Final = "gen_ai.request.top_p"
-    REQUEST_TOP_K: Final = "gen_ai.request.top_k"
-    REQUEST_SEED: Final = "gen_ai.request.seed"
-    RESPONSE_MODEL: Final = "gen_ai.response.model"
     RESPONSE_FINISH_REASONS: Final = "gen_ai.response.finish_reasons"
-    RESPONSE_TIME_TO_FIRST_CHUNK: Final = "gen_ai.response.time_to_first_chunk"
     INPUT_TOKENS: Final = "gen_ai.usage.input_tokens"
     OUTPUT_TOKENS: Final = "gen_ai.usage.output_tokens"
     CACHED_TOKENS: Final = "gen_ai.usage.cache_read.input_tokens"

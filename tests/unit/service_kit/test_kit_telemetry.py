@@ -1,6 +1,7 @@
 import asyncio
 import os
 import time
+from pathlib import Path
 
 import grpc
 import pytest
@@ -225,3 +226,10 @@ async def test_the_environments_service_name_wins(
     output = capsys.readouterr()
     assert f'"service.name": "{name}"' in output.err
     assert output.out == ""
+
+
+def test_the_docs_list_every_attribute() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "telemetry.md").read_text()
+    names = [value for name, value in vars(Attr).items() if name.isupper()]
+    assert names
+    assert [name for name in names if f"`{name}`" not in page] == []
