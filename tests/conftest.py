@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
+import service_kit  # noqa: F401 - before anything imports gRPC
+
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
