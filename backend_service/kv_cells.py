@@ -32,7 +32,7 @@ class KvCells:
 
     A sequence references the leading cells of the one it started from and computes more of its own; a cell is free
     again when its last reference goes. While a sequence is live, the cells it may still compute are reserved: as long
-    as used + reserved is within the capacity, which `fits` asks before a start, no step can run out of room.
+    as used + reserved is within the capacity, which the caller sees to after a start, no step can run out of room.
 
     Segments form a tree in which a sequence is a path from the root to a leaf. The tree is compact: only leaves have
     a single reference. A path is therefore no longer than the number of sequences.
@@ -68,14 +68,6 @@ class KvCells:
     def length(self, seq: int) -> int:
         """Tokens of a sequence, shared ones included. O(1)."""
         return self._sequences[seq].length
-
-    def freed_by_removing(self, seq: int) -> int:
-        """Cells that nobody but this sequence references. O(1)."""
-        return self._sequences[seq].tail.tokens
-
-    def fits(self, shared_tokens: int, worst_case_tokens: int) -> bool:
-        """Whether a sequence that shares so many of its at most `worst_case_tokens` tokens can start now."""
-        return self._used + self._reserved + worst_case_tokens - shared_tokens <= self.capacity_tokens
 
     def start(self, seq: int, *, shared_from: int | None, shared_tokens: int, worst_case_tokens: int) -> None:
         """Begin a live sequence with the first `shared_tokens` tokens of another, live or retained.

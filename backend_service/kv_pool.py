@@ -24,8 +24,8 @@ class PoolLimits:
     max_retained: int = 16
     """Released sequences kept for their prefixes."""
     retained_tokens: int = 2048
-    """Cells that only retained sequences hold. Attention walks over idle cells too (about a quarter of the cost of an
-    active one on a CPU), so a warm cache must not be a large one."""
+    """Cells that only retained sequences hold. Attention walks over idle cells too, masked as they are,
+    so a warm cache must not be a large one."""
 
     @property
     def handles(self) -> int:

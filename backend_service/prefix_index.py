@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from threading import Lock
 
 _PACKED = "I"
-"""Unsigned 32-bit, as on the wire. Slices of arrays are compared without touching a Python object: at 1,000 tokens
-about 20 times faster than slices of lists, which pays for packing a prompt once, outside the lock."""
+"""Unsigned 32-bit, as on the wire. Slices of arrays are compared without touching a Python object: many
+times faster than slices of lists, which pays for packing a prompt once, outside the lock."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -107,8 +107,7 @@ class Calibration:
     def _step(self, handles: list[int], count: int, at: int, *, sampled: bool) -> None:
         before_s = self._clock()
         self._engine.step([Slice(handle, count) for handle in handles])
-        rows = len(handles)
-        shape = StepShape(count * rows, rows if sampled else 0, count * rows * (at + (count + 1) / 2))
+        shape = StepShape.of((count, at, sampled) for _ in handles)
         self._steps.append((shape, self._clock() - before_s))
 
 

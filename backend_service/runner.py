@@ -137,16 +137,6 @@ class Runner:
         """No new request is taken."""
         return self._draining
 
-    @property
-    def alive(self) -> bool:
-        """The engine thread works."""
-        return self._dead is None
-
-    @property
-    def outstanding(self) -> int:
-        """Requests taken and not ended."""
-        return len(self._streams)
-
     def drain(self) -> None:
         """Take no new requests; those here go on."""
         self._draining = True

@@ -183,8 +183,7 @@ class Scheduler:
         budget = self._limits.step_tokens - len(decoding)
         model, target_s = self._step_model, self._limits.step_target_s
         if model is not None and target_s is not None:
-            rows = len(decoding)
-            spent_s = model.seconds(StepShape(rows, rows, sum(request.computed_tokens + 1 for request in decoding)))
+            spent_s = model.seconds(StepShape.of((1, request.computed_tokens, True) for request in decoding))
             context = sum(request.computed_tokens for request in prefilling) / len(prefilling)
             token_s = model.per_token_s + model.per_attended_s * context
             if token_s > 0:
@@ -193,13 +192,8 @@ class Scheduler:
 
     def _shape(self, slices: Sequence[Slice]) -> StepShape:
         by_handle = {request.handle: request for request in self._active}
-        rows = 0
-        attended = 0.0
-        for piece in slices:
-            request = by_handle[piece.handle]
-            rows += piece.tokens == request.pending_tokens
-            attended += piece.tokens * (request.computed_tokens + (piece.tokens + 1) / 2)
-        return StepShape(sum(piece.tokens for piece in slices), rows, attended)
+        work = ((piece.tokens, by_handle[piece.handle]) for piece in slices)
+        return StepShape.of((new, request.computed_tokens, new == request.pending_tokens) for new, request in work)
 
     def _fail_active(self, fault: EngineFailed) -> list[Event]:
         events: list[Event] = [Failed(request.id, fault) for request in self._active]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import combinations
 
@@ -35,6 +36,18 @@ class StepShape:
     """D: rows that get a token sampled."""
     attended: float
     """A: context lengths summed over the computed tokens."""
+
+    @classmethod
+    def of(cls, slices: Iterable[tuple[int, int, bool]]) -> StepShape:
+        """From (new tokens, tokens computed before them, sampled) of each slice of the batch: token i of n new ones
+        after c attends to c + i, so a slice adds n * (c + (n + 1) / 2)."""
+        tokens = rows = 0
+        attended = 0.0
+        for new, computed, sampled in slices:
+            tokens += new
+            rows += sampled
+            attended += new * (computed + (new + 1) / 2)
+        return cls(tokens, rows, attended)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ the CPU's alone (26.1 ms). Assumed: a CPU's step grows in proportion to its batc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from backend_service.engines.simulated import SimulatedSpeed
@@ -61,9 +60,3 @@ def run_burst(requests: int, policy: str) -> BurstResult:
     fleet = VirtualFleet(BACKENDS, policy=policy)
     fleet.warm(prompt(0)[:PREFIX_TOKENS])
     return BurstResult(policy, tuple(fleet.run(burst(requests))))
-
-
-def percentile(values: Sequence[float], share: float) -> float:
-    """The smallest value that at least this share of the values does not exceed."""
-    ordered = sorted(values)
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]

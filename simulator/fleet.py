@@ -22,6 +22,7 @@ from router_service.ledger import Lease, Ledger
 from router_service.policies.registry import make_policy
 from router_service.snapshot import Snapshot
 from service_kit.requests import Sampling
+from simulator.clock import VirtualClock
 
 INCARNATION = "simulated"
 STEP_TOKENS = 512
@@ -61,24 +62,30 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Backend:
+    model: BackendModel
     engine: SimulatedEngine
     scheduler: Scheduler
-    clock: _Clock
-    status: Snapshot
+    clock: VirtualClock
+    status: Snapshot = field(init=False)
     """As published at the end of the last step."""
     inbox: list[Request] = field(default_factory=list)
     stepping: bool = False
 
-
-@dataclass(slots=True)
-class _Clock:
-    now_s: float = 0.0
-
-    def __call__(self) -> float:
-        return self.now_s
-
-    def sleep(self, seconds: float) -> None:
-        self.now_s += seconds
+    def publish(self) -> None:
+        snapshot = self.scheduler.snapshot()
+        self.status = Snapshot.of(
+            to_proto(
+                snapshot,
+                incarnation=INCARNATION,
+                sequence=snapshot.sequence,
+                info=self.engine.info,
+                rates=self.model.speed.rates(),
+                max_active=self.model.max_active,
+                max_queued=0,
+                draining=False,
+                now_s=self.clock(),
+            )
+        )
 
 
 class VirtualFleet:
@@ -89,7 +96,6 @@ class VirtualFleet:
         """Raises `InvalidRequest` for an unknown policy."""
         self._policy = make_policy(policy, models.keys(), random.Random(seed))
         self._ledger = Ledger()
-        self._models = models
         self._backends = {name: _build(model) for name, model in models.items()}
         self._agenda: list[tuple[float, int, Callable[[], None]]] = []
         self._order = itertools.count()
@@ -183,20 +189,7 @@ class VirtualFleet:
 
     def _publish(self, name: str) -> None:
         backend = self._backends[name]
-        snapshot = backend.scheduler.snapshot()
-        backend.status = Snapshot.of(
-            to_proto(
-                snapshot,
-                incarnation=INCARNATION,
-                sequence=snapshot.sequence,
-                info=backend.engine.info,
-                rates=self._models[name].speed.rates(),
-                max_active=self._models[name].max_active,
-                max_queued=0,
-                draining=False,
-                now_s=backend.clock.now_s,
-            )
-        )
+        backend.publish()
         self._ledger.on_status(name, INCARNATION, backend.status.attempt_ids)
 
     def _finish(self, event: Ended) -> None:
@@ -215,23 +208,13 @@ class VirtualFleet:
 
 
 def _build(model: BackendModel) -> _Backend:
-    clock = _Clock()
+    clock = VirtualClock()
     limits = PoolLimits(model.kv_tokens, max_live=model.max_active, retained_tokens=model.kv_tokens)
     engine = SimulatedEngine(model.speed, limits, max_step_tokens=STEP_TOKENS, sleep=clock.sleep)
     scheduler = Scheduler(engine, SchedulerLimits(model.max_active, STEP_TOKENS), clock=clock)
-    info, snapshot = engine.info, scheduler.snapshot()
-    status = to_proto(
-        snapshot,
-        incarnation=INCARNATION,
-        sequence=0,
-        info=info,
-        rates=model.speed.rates(),
-        max_active=model.max_active,
-        max_queued=0,
-        draining=False,
-        now_s=0.0,
-    )
-    return _Backend(engine, scheduler, clock, Snapshot.of(status))
+    backend = _Backend(model, engine, scheduler, clock)
+    backend.publish()
+    return backend
 
 
 def _request(

@@ -112,10 +112,13 @@ class LlamaModel:
             raise InvalidRequest(
                 "prompt", f"has {len(data)} bytes, far more than the context of {context_tokens} tokens; shorten it"
             )
-        room = len(data) + 8  # a token stands for at least one byte; the rest is for special tokens
-        buffer = (llama_cpp.llama_token * room)()
-        count = llama_cpp.llama_tokenize(self._vocab, data, len(data), buffer, room, add_special, parse_special)
-        return list(buffer[:count])
+        room = len(data) + 8  # enough unless the tokenizer rewrites text; then it says how many it needs, as -count
+        while True:
+            buffer = (llama_cpp.llama_token * room)()
+            count = llama_cpp.llama_tokenize(self._vocab, data, len(data), buffer, room, add_special, parse_special)
+            if count >= 0:
+                return list(buffer[:count])
+            room = -count
 
     def _read_vocabulary(self) -> Vocabulary:
         size = llama_cpp.llama_vocab_n_tokens(self._vocab)

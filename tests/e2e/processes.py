@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from phaseroute.v1 import router_pb2, router_pb2_grpc
+
 
 @dataclass
 class Service:
@@ -69,3 +71,13 @@ async def run(module: str, *flags: str) -> tuple[int, str]:
     async with started(module, *flags) as service:
         code = await service.end(signal.SIGCONT)
         return code, "\n".join(service.log)
+
+
+async def until_serving(router: router_pb2_grpc.RouterServiceStub, count: int) -> None:
+    """Return when the router lists so many serving backends."""
+    for _ in range(100):
+        listed = await router.ListBackends(router_pb2.ListBackendsRequest())
+        if sum(entry.state == router_pb2.BACKEND_STATE_SERVING for entry in listed.backends) == count:
+            return
+        await asyncio.sleep(0.05)
+    raise AssertionError(f"never {count} serving backends: {listed}")

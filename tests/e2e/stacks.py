@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 
 import grpc
 
-from phaseroute.v1 import inference_pb2 as pb
 from phaseroute.v1 import inference_pb2_grpc as pb_grpc
 from phaseroute.v1 import router_pb2, router_pb2_grpc
 from router_service.host import Hosted, host
 from router_service.settings import RouterSettings
 from service_kit.channels import open_channel
-from tests.integration.backends import Answer, Backend, backend, collect, request
+from tests.integration.backends import Answer, Backend, backend, collect, first_status, request
 
 
 @dataclass
@@ -38,17 +37,6 @@ class Stack:
         response = await self.router.Route(router_pb2.RouteRequest(request=request(prompt, **options)))
         return response.decision
 
-    async def wait_status(self, condition) -> pb.BackendStatus:
-        """The router's own Status, as soon as `condition` holds of it."""
-        call = self.stub.WatchStatus(pb.WatchStatusRequest())
-        try:
-            async for response in call:
-                if condition(response.status):
-                    return response.status
-        finally:
-            call.cancel()
-        raise AssertionError("the status stream ended")
-
 
 @asynccontextmanager
 async def stack(backends: dict[str, dict], *, probe_timeout_s: float = 2.0, **settings) -> AsyncIterator[Stack]:
@@ -69,5 +57,5 @@ async def stack(backends: dict[str, dict], *, probe_timeout_s: float = 2.0, **se
         channel = await exits.enter_async_context(open_channel(hosted.server.target))
         it = Stack(hosted, channel, running)
         count = sum(options.get("max_active", 4) for options in backends.values())
-        await it.wait_status(lambda status: status.max_active == count)
+        await first_status(it.stub, lambda status: status.max_active == count)
         yield it

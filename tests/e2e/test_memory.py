@@ -11,8 +11,7 @@ import pytest
 from phaseroute.v1 import inference_pb2_grpc as pb_grpc
 from phaseroute.v1 import router_pb2_grpc
 from service_kit.channels import open_channel
-from tests.e2e.processes import SIMULATED, serving, started
-from tests.e2e.test_router_llama import until_serving
+from tests.e2e.processes import SIMULATED, serving, started, until_serving
 from tests.integration.backends import collect, request
 
 FAST = (*SIMULATED, "--simulated-decode-ms", "1:0.1", "--simulated-prefill-rate", "1e6", "--max-active", "8")

@@ -12,7 +12,7 @@ from phaseroute.v1 import inference_pb2 as pb
 from phaseroute.v1 import inference_pb2_grpc as pb_grpc
 from phaseroute.v1 import router_pb2, router_pb2_grpc
 from service_kit.channels import open_channel
-from tests.e2e.processes import SIMULATED, serving, started
+from tests.e2e.processes import SIMULATED, serving, started, until_serving
 from tests.e2e.stacks import stack
 from tests.integration.backends import backend, collect, request
 
@@ -113,13 +113,3 @@ async def test_killed_backend_is_replaced_before_the_first_token_and_named_after
 async def read_out(call) -> None:
     while await call.read() is not grpc.aio.EOF:
         pass
-
-
-async def until_serving(router: router_pb2_grpc.RouterServiceStub, count: int) -> None:
-    """Return when the router lists so many serving backends."""
-    for _ in range(100):
-        listed = await router.ListBackends(router_pb2.ListBackendsRequest())
-        if sum(entry.state == router_pb2.BACKEND_STATE_SERVING for entry in listed.backends) == count:
-            return
-        await asyncio.sleep(0.05)
-    raise AssertionError(f"never {count} serving backends: {listed}")

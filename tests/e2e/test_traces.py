@@ -9,8 +9,7 @@ from phaseroute.v1 import inference_pb2_grpc as pb_grpc
 from phaseroute.v1 import router_pb2_grpc
 from service_kit.channels import open_channel
 from service_kit.telemetry import Attr
-from tests.e2e.processes import SIMULATED, serving, started
-from tests.e2e.test_router_llama import until_serving
+from tests.e2e.processes import SIMULATED, serving, started, until_serving
 from tests.integration.backends import collect, request
 from tests.integration.collector import collecting
 

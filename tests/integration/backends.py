@@ -38,14 +38,7 @@ class Backend:
 
     async def wait_status(self, condition) -> pb.BackendStatus:
         """The first Status, as pushed, for which `condition` holds."""
-        call = self.stub.WatchStatus(pb.WatchStatusRequest())
-        try:
-            async for response in call:
-                if condition(response.status):
-                    return response.status
-        finally:
-            call.cancel()
-        raise AssertionError("the status stream ended")
+        return await first_status(self.stub, condition)
 
     async def generate(self, prompt, **options) -> Answer:
         return await collect(self.stub.Generate(request(prompt, **options)))
@@ -70,6 +63,18 @@ async def backend(**settings) -> AsyncIterator[Backend]:
         open_channel(hosted.server.target) as channel,
     ):
         yield Backend(hosted.server, channel, hosted.runner.engine)
+
+
+async def first_status(stub: pb_grpc.InferenceServiceStub, condition) -> pb.BackendStatus:
+    """The first Status, as a backend or a router pushes it, for which `condition` holds."""
+    call = stub.WatchStatus(pb.WatchStatusRequest())
+    try:
+        async for response in call:
+            if condition(response.status):
+                return response.status
+    finally:
+        call.cancel()
+    raise AssertionError("the status stream ended")
 
 
 def prompt_of(prompt: str | Sequence[int] | Sequence[tuple[str, str]]) -> pb.Prompt:

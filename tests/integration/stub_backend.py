@@ -100,7 +100,6 @@ class StubBackend(pb_grpc.InferenceServiceServicer):
         self.metadata: list[dict[str, str]] = []
         self.time_left_s: list[float | None] = []
         self.probes = 0
-        self.polls = 0
         self.hanging = 0
         self.running = 0
         self.cancelled = 0
@@ -173,7 +172,6 @@ class StubBackend(pb_grpc.InferenceServiceServicer):
             self.changed()
 
     async def Status(self, request, context):
-        self.polls += 1
         self.changed()
         return pb.StatusResponse(status=self.status)
 

@@ -8,20 +8,11 @@ from backend_service.engines.simulated import SimulatedEngine, SimulatedSpeed
 from backend_service.kv_pool import PoolLimits
 from backend_service.profile import STEP_TARGET_S, Calibration, ProfileStore
 from backend_service.step_model import StepFit, StepShape
-
-
-class Clock:
-    now_s = 0.0
-
-    def __call__(self):
-        return self.now_s
-
-    def sleep(self, seconds):
-        self.now_s += seconds
+from simulator.clock import VirtualClock
 
 
 def calibrate(prefill_rate=200.0, step_s=0.02, max_active=4, step_tokens=0, kv_tokens=4096):
-    clock = Clock()
+    clock = VirtualClock()
     speed = SimulatedSpeed(prefill_rate, {1: step_s, 4: 2 * step_s})
     engine = SimulatedEngine(speed, PoolLimits(kv_tokens, max_live=max_active), sleep=clock.sleep)
     profile = Calibration(engine, max_active=max_active, step_tokens=step_tokens, clock=clock).run()
