@@ -15,6 +15,7 @@ from backend_service.runner import Assembly
 from backend_service.scheduler import Scheduler, SchedulerLimits
 from backend_service.settings import BackendSettings, parse_cpus
 from backend_service.step_model import StepFit
+from backend_service.step_plan import StepLimits
 from service_kit.faults import StartupFailed
 
 _log = structlog.get_logger(__name__)
@@ -58,7 +59,7 @@ def assemble(settings: BackendSettings) -> Assembly:
 
 
 def _limits(settings: BackendSettings, step_tokens: int) -> SchedulerLimits:
-    return SchedulerLimits(settings.max_active, step_tokens, (settings.step_target_ms / 1000) or None)
+    return SchedulerLimits(settings.max_active, StepLimits(step_tokens, (settings.step_target_ms / 1000) or None))
 
 
 def _simulated(settings: BackendSettings) -> tuple[SimulatedEngine, SimulatedSpeed]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from threading import Lock
 
-_PACKED = "I"
+PACKED = "I"
 """Unsigned 32-bit, as on the wire. Slices of arrays are compared without touching a Python object: many
 times faster than slices of lists, which pays for packing a prompt once, outside the lock."""
 
@@ -47,7 +47,7 @@ class PrefixIndex:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._root = _Node(None, array(_PACKED), set())
+        self._root = _Node(None, array(PACKED), set())
         self._tails: dict[int, _Node] = {}
         self._total_tokens = 0
 
@@ -64,7 +64,7 @@ class PrefixIndex:
 
     def insert(self, owner: int, tokens: Sequence[int]) -> None:
         """Add an owner and its sequence, which may be empty. Raises `ValueError` when the owner is there already."""
-        packed = array(_PACKED, tokens)
+        packed = array(PACKED, tokens)
         with self._lock:
             if owner in self._tails:
                 raise ValueError(f"owner {owner} is in the index already; remove it first, or extend it")
@@ -76,7 +76,7 @@ class PrefixIndex:
 
         Raises `KeyError` for an unknown owner.
         """
-        packed = array(_PACKED, tokens)
+        packed = array(PACKED, tokens)
         with self._lock:
             self._append(owner, packed)
 
@@ -97,12 +97,12 @@ class PrefixIndex:
 
     def match(self, tokens: Sequence[int]) -> Match:
         """The longest prefix of `tokens` that lies on any path, ending inside an edge or not. Changes nothing."""
-        packed = array(_PACKED, tokens)
+        packed = array(PACKED, tokens)
         with self._lock:
             node, length = self._root, 0
             while length < len(packed) and (child := node.children.get(packed[length])) is not None:
                 node = child
-                common = _common_prefix(node.edge, packed[length : length + len(node.edge)])
+                common = common_prefix(node.edge, packed[length : length + len(node.edge)])
                 length += common
                 if common < len(node.edge):
                     break
@@ -168,7 +168,7 @@ class PrefixIndex:
                 self._total_tokens += len(tokens)
                 common = len(tokens)
             else:
-                common = _common_prefix(child.edge, tokens)
+                common = common_prefix(child.edge, tokens)
                 child = self._upper_part(child, common)
                 child.owners.add(owner)
             self._tails[owner] = child
@@ -203,8 +203,8 @@ class PrefixIndex:
                 self._tails[owner] = node
 
 
-def _common_prefix(left: array[int], right: array[int]) -> int:
-    """Leading tokens that both have in common; the mismatch is found by bisection over slices."""
+def common_prefix(left: array[int], right: array[int]) -> int:
+    """Leading tokens that both arrays (of type `PACKED`) have in common, found by bisection over slices."""
     low, high = 0, min(len(left), len(right))
     if left[:high] == right[:high]:
         return high

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from backend_service.engines.base import Admission
+from backend_service.prefix_index import PACKED
 from backend_service.text import TextStream
 from service_kit.faults import Fault
-from service_kit.requests import Sampling
+from service_kit.requests import Priority, Sampling
 
 
 class Phase(Enum):
@@ -86,8 +88,13 @@ class Request:
     reusable_estimate: int
     """The prefix found reusable when the request was routed; what Status subtracts while it waits."""
     submitted_s: float
+    priority: Priority = Priority.INTERACTIVE
 
+    packed: array[int] = field(init=False)
+    """`tokens`, for fast comparison."""
     phase: Phase = field(default=Phase.QUEUED, init=False)
+    held_s: float | None = field(default=None, init=False)
+    """Since when it waits for a prefix that another request is computing."""
     handle: int = field(default=-1, init=False)
     """The engine's name for it while it is active."""
     cached_tokens: int = field(default=0, init=False)
@@ -96,6 +103,9 @@ class Request:
     generated_tokens: int = field(default=0, init=False)
     admitted_s: float = field(default=0.0, init=False)
     first_token_s: float = field(default=0.0, init=False)
+
+    def __post_init__(self) -> None:
+        self.packed = array(PACKED, self.tokens)
 
     @property
     def pending_tokens(self) -> int:

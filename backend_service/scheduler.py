@@ -1,19 +1,19 @@
-"""Continuous batching: admit, step, publish. Knows no engine, no thread, no wire.
-
-Every step computes one token for each decoding request and then a fair share of a token budget for each request in
-prefill, so a long prompt never stalls the streams beside it for more than one budget.
-"""
+"""Continuous batching: admit, step, publish. Knows no engine, no thread, no wire."""
 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from backend_service.engines.base import Engine, KvUse, Slice
+from backend_service.engines.base import Engine, KvUse, Slice, StepResult
 from backend_service.request import Event, Failed, Phase, Request
+from backend_service.scheduling.base import QueuePolicy
+from backend_service.scheduling.fcfs import FirstComeFirstServed
+from backend_service.single_flight import SingleFlight
 from backend_service.step_model import StepFit, StepModel, StepShape
+from backend_service.step_plan import StepLimits, StepPlanner
+from backend_service.waiting_line import WaitingLine
 from service_kit.faults import EngineFailed
 
 REFIT_INTERVAL_S = 1.0
@@ -26,11 +26,9 @@ class SchedulerLimits:
 
     max_active: int = 4
     """Largest batch."""
-    step_tokens: int = 256
-    """Tokens computed in one step, decode rows included."""
-    step_target_s: float | None = None
-    """How long a step with prefill in it may take, by the fitted step model: the bound on how long a cancel waits and
-    how long a prompt stalls the streams beside it. It only ever lowers `step_tokens`. None: no such bound."""
+    step: StepLimits = field(default_factory=StepLimits)
+    prefix_wait_s: float = 30.0
+    """Longest that a request waits for a prefix which another one is computing; 0: not at all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,16 +68,19 @@ class Scheduler:
         *,
         clock: Callable[[], float] = time.monotonic,
         fit: StepFit | None = None,
+        policy: QueuePolicy | None = None,
     ) -> None:
+        """`policy`: the order of admission; first come, first served by default."""
         self._engine = engine
         self._limits = limits
         self._clock = clock
         self._fit = fit or StepFit()
         self._step_model = self._fit.fit()
         self._fitted_s = clock()
-        self._queue: deque[Request] = deque()
+        self._waiting = WaitingLine(policy or FirstComeFirstServed())
+        self._single_flight = SingleFlight(engine.probe, max_wait_s=limits.prefix_wait_s)
+        self._planner = StepPlanner(limits.step)
         self._active: list[Request] = []
-        self._rotation = 0
         self._sequence = 0
         self._structure = 0
         self._progress_s = clock()
@@ -87,22 +88,20 @@ class Scheduler:
     @property
     def busy(self) -> bool:
         """Something is queued or active, so `tick` has work."""
-        return bool(self._queue or self._active)
+        return bool(self._waiting or self._active)
 
     def submit(self, request: Request) -> None:
-        """Put a request at the end of the queue. It must fit an empty engine: `prompt + max_new_tokens <= context`."""
+        """Put a request in the line. It must fit an empty engine: `prompt + max_new_tokens <= context`."""
         if not self.busy:
             self._progress_s = self._clock()
-        self._queue.append(request)
+        self._waiting.add(request)
         self._changed(structure=True)
 
     def cancel(self, request_id: str) -> None:
         """Forget a request, wherever it is; unknown ids are ignored. What it computed stays reusable."""
-        for request in self._queue:
-            if request.id == request_id:
-                self._queue.remove(request)
-                self._changed(structure=True)
-                return
+        if self._waiting.remove(request_id):
+            self._changed(structure=True)
+            return
         for request in self._active:
             if request.id == request_id:
                 self._leave(request)
@@ -111,28 +110,30 @@ class Scheduler:
     def tick(self) -> list[Event]:
         """Admit what fits, run one step, and return what happened, in order."""
         self._admit()
-        slices = self._compose()
+        slices = self._planner.plan(self._active, self._step_model)
         if not slices:
             return []
-        shape = self._shape(slices)
         before_s = self._clock()
         try:
-            sampled = self._engine.step(slices)
+            result = self._engine.step(slices)
         except EngineFailed as fault:
             return self._fail_active(fault)
         now_s = self._progress_s = self._clock()
-        self._fit.observe(shape, now_s - before_s)
+        self._fit.observe(self._shape(slices, result), now_s - before_s)
         if now_s - self._fitted_s >= REFIT_INTERVAL_S:
             self._step_model, self._fitted_s = self._fit.fit(), now_s
 
         events: list[Event] = []
-        tokens = {piece.handle: piece.tokens for piece in slices}
-        for request in tuple(self._active):
-            request.computed_tokens += tokens.get(request.handle, 0)
-            if (token := sampled.get(request.handle)) is None:
-                continue
+        by_handle = {request.handle: request for request in self._active}
+        for piece in slices:
+            request = by_handle[piece.handle]
+            tokens = result.tokens.get(piece.handle, ())
+            request.computed_tokens += piece.tokens + max(0, len(tokens) - 1)
             phase = request.phase
-            events += request.accept(token, now_s)
+            for token in tokens:
+                events += request.accept(token, now_s)
+                if request.phase is Phase.ENDED:  # guesses beyond the end are dropped
+                    break
             if request.phase is Phase.ENDED:
                 self._leave(request)
             elif request.phase is not phase:
@@ -145,55 +146,45 @@ class Scheduler:
         return Snapshot(
             sequence=self._sequence,
             structure=self._structure,
-            requests=tuple(_view(request) for request in (*self._active, *self._queue)),
+            requests=tuple(_view(request) for request in (*self._active, *self._waiting)),
             kv=self._engine.stats(),
             step_model=self._step_model,
             progress_s=self._progress_s,
         )
 
     def _admit(self) -> None:
-        while self._queue and len(self._active) < self._limits.max_active:
-            request = self._queue[0]
+        while len(self._active) < self._limits.max_active and (request := self._next()) is not None:
             admission = self._engine.admit(
                 request.tokens, request.max_new_tokens, request.sampling, ignore_eos=request.ignore_eos
             )
-            if admission is None:  # first in, first out: nobody overtakes the head while it waits for room
+            if (
+                admission is None
+            ):  # nobody overtakes the first in line while it waits for room, or it might wait forever
                 return
-            self._queue.popleft()
+            self._waiting.remove(request.id)
             request.admit(admission, self._clock())
             self._active.append(request)
             self._changed(structure=True)
 
-    def _compose(self) -> list[Slice]:
-        decoding = [request for request in self._active if request.phase is Phase.DECODE]
-        prefilling = [request for request in self._active if request.phase is Phase.PREFILL]
-        slices = [Slice(request.handle, 1) for request in decoding]
-        if prefilling:
-            self._rotation += 1
-            first = self._rotation % len(prefilling)
-            prefilling = prefilling[first:] + prefilling[:first]
-            budget = self._prefill_budget(decoding, prefilling)
-            shares = fair_shares([request.pending_tokens for request in prefilling], budget)
-            slices += [Slice(request.handle, share) for request, share in zip(prefilling, shares, strict=True) if share]
-        return slices
+    def _next(self) -> Request | None:
+        """The first in line that need not wait for a prefix in flight."""
+        if not self._waiting:
+            return None
+        now_s = self._clock()
+        for request in self._waiting.in_order(now_s):
+            if not self._single_flight.holds(request, self._active, now_s):
+                return request
+        return None
 
-    def _prefill_budget(self, decoding: Sequence[Request], prefilling: Sequence[Request]) -> int:
-        """Prompt tokens for this step: what `step_tokens` leaves, and what the time allows. A prompt token costs more
-        the longer the context before it, so the budget shrinks as a long prompt proceeds."""
-        budget = self._limits.step_tokens - len(decoding)
-        model, target_s = self._step_model, self._limits.step_target_s
-        if model is not None and target_s is not None:
-            spent_s = model.seconds(StepShape.of((1, request.computed_tokens, True) for request in decoding))
-            context = sum(request.computed_tokens for request in prefilling) / len(prefilling)
-            token_s = model.per_token_s + model.per_attended_s * context
-            if token_s > 0:
-                budget = min(budget, int((target_s - spent_s) / token_s))
-        return max(1, budget)
-
-    def _shape(self, slices: Sequence[Slice]) -> StepShape:
+    def _shape(self, slices: Sequence[Slice], result: StepResult) -> StepShape:
+        """Called before the result is booked. A guessed row is sampled too."""
         by_handle = {request.handle: request for request in self._active}
-        work = ((piece.tokens, by_handle[piece.handle]) for piece in slices)
-        return StepShape.of((new, request.computed_tokens, new == request.pending_tokens) for new, request in work)
+        work = []
+        for piece in slices:
+            request = by_handle[piece.handle]
+            guesses = result.guesses.get(piece.handle, 0)
+            work.append((piece.tokens + guesses, request.computed_tokens, guesses + (piece.handle in result.tokens)))
+        return StepShape.of(work)
 
     def _fail_active(self, fault: EngineFailed) -> list[Event]:
         events: list[Event] = [Failed(request.id, fault) for request in self._active]
@@ -209,22 +200,6 @@ class Scheduler:
     def _changed(self, *, structure: bool = False) -> None:
         self._sequence += 1
         self._structure += structure
-
-
-def fair_shares(wanted: Sequence[int], budget: int) -> list[int]:
-    """Split `budget` tokens over requests that want `wanted` each: equal shares, and what one does not need goes to
-    the others; a remainder goes to the earlier ones."""
-    shares = [0] * len(wanted)
-    open_ = [index for index, want in enumerate(wanted) if want > 0]
-    while open_ and budget > 0:
-        open_.sort(key=shares.__getitem__)  # a remainder goes to who has least
-        each, extra = divmod(budget, len(open_))
-        for position, index in enumerate(open_):
-            give = min(each + (position < extra), wanted[index] - shares[index])
-            shares[index] += give
-            budget -= give
-        open_ = [index for index in open_ if shares[index] < wanted[index]]
-    return shares
 
 
 def _view(request: Request) -> RequestView:

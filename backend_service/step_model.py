@@ -38,9 +38,9 @@ class StepShape:
     """A: context lengths summed over the computed tokens."""
 
     @classmethod
-    def of(cls, slices: Iterable[tuple[int, int, bool]]) -> StepShape:
-        """From (new tokens, tokens computed before them, sampled) of each slice of the batch: token i of n new ones
-        after c attends to c + i, so a slice adds n * (c + (n + 1) / 2)."""
+    def of(cls, slices: Iterable[tuple[int, int, int]]) -> StepShape:
+        """From (new tokens, tokens computed before them, rows sampled) of each slice of the batch: token i of n new
+        ones after c attends to c + i, so a slice adds n * (c + (n + 1) / 2)."""
         tokens = rows = 0
         attended = 0.0
         for new, computed, sampled in slices:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 
 from phaseroute.v1 import inference_pb2 as pb
 from service_kit.faults import InvalidRequest
@@ -72,6 +73,15 @@ class Sampling:
     def greedy(self) -> bool:
         """The most likely token every time."""
         return self.temperature == 0.0
+
+
+class Priority(Enum):
+    """Who waits for whom under a scheduling policy that heeds it."""
+
+    INTERACTIVE = auto()
+    """Somebody watches the answer come."""
+    BATCH = auto()
+    """Nobody does."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ from backend_service.kv_pool import PoolLimits
 from backend_service.request import Ended, Event, Request
 from backend_service.scheduler import Scheduler, SchedulerLimits
 from backend_service.status import to_proto
+from backend_service.step_plan import StepLimits
 from backend_service.text import TextStream
 from router_service.backend import as_candidate
 from router_service.decision import Candidate, Choice, ProbeOutcome, RoutingRequest
@@ -211,7 +212,7 @@ def _build(model: BackendModel) -> _Backend:
     clock = VirtualClock()
     limits = PoolLimits(model.kv_tokens, max_live=model.max_active, retained_tokens=model.kv_tokens)
     engine = SimulatedEngine(model.speed, limits, max_step_tokens=STEP_TOKENS, sleep=clock.sleep)
-    scheduler = Scheduler(engine, SchedulerLimits(model.max_active, STEP_TOKENS), clock=clock)
+    scheduler = Scheduler(engine, SchedulerLimits(model.max_active, StepLimits(STEP_TOKENS)), clock=clock)
     backend = _Backend(model, engine, scheduler, clock)
     backend.publish()
     return backend

@@ -8,7 +8,7 @@ tokens to be computed, and when that reaches the last known one, a new token is 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from service_kit.requests import Prompt, Sampling
@@ -76,6 +76,20 @@ class Slice:
 
     handle: int
     tokens: int
+    guesses: int = 0
+    """Of a slice that reaches the last known token: an engine that can guess (speculative decoding) may compute up to
+    this many guessed tokens after it and keep those that it would have sampled anyway."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """What a step brought, by handle."""
+
+    tokens: Mapping[int, Sequence[int]]
+    """What was sampled for each slice that reached the last known token: one token, and one more for each guess that
+    was right. All but the last of them are computed."""
+    guesses: Mapping[int, int] = field(default_factory=dict)
+    """Guessed tokens that were computed, right or wrong; absent for none."""
 
 
 class Engine(Protocol):
@@ -97,9 +111,8 @@ class Engine(Protocol):
         """Start a sequence, or None while its worst case (prompt + max_new_tokens - shared prefix) does not fit beside
         the live sequences. Engine thread."""
 
-    def step(self, slices: Sequence[Slice]) -> Mapping[int, int]:
-        """Compute the slices in one batch; the sampled token by handle, for each slice that reached the last known
-        token. Returns when the results are there. Engine thread."""
+    def step(self, slices: Sequence[Slice]) -> StepResult:
+        """Compute the slices in one batch. Returns when the results are there. Engine thread."""
 
     def release(self, handle: int, *, retain: bool) -> None:
         """End a sequence; with `retain`, what it computed stays reusable as long as there is room. Engine thread."""

@@ -11,13 +11,13 @@ from __future__ import annotations
 import ctypes
 import functools
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import llama_cpp
 import numpy as np
 
-from backend_service.engines.base import Admission, EngineInfo, KvUse, Slice
+from backend_service.engines.base import Admission, EngineInfo, KvUse, Slice, StepResult
 from backend_service.engines.llama_model import LlamaModel, complaint
 from backend_service.engines.llama_sampling import LlamaSampler
 from backend_service.kv_pool import KvPool, PoolLimits
@@ -104,7 +104,7 @@ class LlamaCppEngine:
         self._sequences[handle] = _Sequence(sampler, computed_tokens=reused, known=list(tokens[reused:]))
         return Admission(handle, reused)
 
-    def step(self, slices: Sequence[Slice]) -> Mapping[int, int]:
+    def step(self, slices: Sequence[Slice]) -> StepResult:
         """See `Engine.step`."""
         output_rows: dict[int, int] = {}
         self._batch.clear()
@@ -120,7 +120,7 @@ class LlamaCppEngine:
                 f"llama.cpp could not compute a step (code {code}: {complaint()}); "
                 "the request's work on this backend is lost, send it again."
             )
-        sampled: dict[int, int] = {}
+        sampled: dict[int, list[int]] = {}
         for piece in slices:
             sequence = self._sequences[piece.handle]
             computed, sequence.known = sequence.known[: piece.tokens], sequence.known[piece.tokens :]
@@ -129,10 +129,10 @@ class LlamaCppEngine:
             if piece.handle in output_rows:
                 token = sequence.sampler.sample(self._context, output_rows[piece.handle])
                 sequence.known.append(token)
-                sampled[piece.handle] = token
+                sampled[piece.handle] = [token]
         if not output_rows:  # nothing read a result: wait for it, so that a step's time is the step's time
             llama_cpp.llama_synchronize(self._context)
-        return sampled
+        return StepResult(sampled)
 
     def release(self, handle: int, *, retain: bool) -> None:
         """See `Engine.release`."""

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from backend_service.engines.base import Admission, EngineInfo, KvUse, Slice, Vocabulary
+from backend_service.engines.base import Admission, EngineInfo, KvUse, Slice, StepResult, Vocabulary
 from backend_service.kv_pool import KvPool, PoolLimits
 from backend_service.step_model import IsolatedRates
 from service_kit.faults import InvalidRequest, StartupFailed
@@ -132,9 +132,9 @@ class SimulatedEngine:
         self._sequences[placement.handle] = _Sequence(_extend(0, tokens[:reused]), list(tokens[reused:]), ignore_eos)
         return Admission(placement.handle, reused)
 
-    def step(self, slices: Sequence[Slice]) -> Mapping[int, int]:
+    def step(self, slices: Sequence[Slice]) -> StepResult:
         """Takes the prefill tokens' time plus one decode step of as many rows as there are single known tokens left."""
-        sampled: dict[int, int] = {}
+        sampled: dict[int, list[int]] = {}
         prefill_tokens = rows = 0
         for piece in slices:
             sequence = self._sequences[piece.handle]
@@ -148,9 +148,9 @@ class SimulatedEngine:
             if not sequence.known:
                 token = _next_token(sequence.history, ignore_eos=sequence.ignore_eos)
                 sequence.known.append(token)
-                sampled[piece.handle] = token
+                sampled[piece.handle] = [token]
         self._sleep(prefill_tokens / self._speed.prefill_tokens_per_s + self._speed.step_s(rows))
-        return sampled
+        return StepResult(sampled)
 
     def release(self, handle: int, *, retain: bool) -> None:
         """See `Engine.release`."""

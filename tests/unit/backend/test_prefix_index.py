@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from backend_service.prefix_index import Match, PrefixIndex, _common_prefix
+from backend_service.prefix_index import Match, PrefixIndex, common_prefix
 
 TOKENS = st.lists(st.integers(0, 2), max_size=12)
 """Few different tokens, so that paths meet, part and end inside each other's edges."""
@@ -90,7 +90,7 @@ class AgainstListsByOwner(RuleBasedStateMachine):
         if self.model and data.draw(st.booleans()):
             source = self.model[data.draw(st.sampled_from(sorted(self.model)))]
             tokens = source[: data.draw(st.integers(0, len(source)))] + tokens
-        common = {owner: _common_prefix(array("I", held), array("I", tokens)) for owner, held in self.model.items()}
+        common = {owner: common_prefix(array("I", held), array("I", tokens)) for owner, held in self.model.items()}
         length = max(common.values(), default=0)
         owners = frozenset(owner for owner, shared in common.items() if shared == length) if length else frozenset()
         before = structure(self.index)
@@ -112,14 +112,14 @@ TestAgainstListsByOwner = AgainstListsByOwner.TestCase
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 7, 64, 1000])
-def test_common_prefix_ends_at_the_first_difference_wherever_it_is(length: int) -> None:
+def testcommon_prefix_ends_at_the_first_difference_wherever_it_is(length: int) -> None:
     left = array("I", range(length))
     for place in {0, 1, length // 2, length - 2, length - 1} & set(range(length)):
         right = left[:]
         right[place] = 9999
-        assert _common_prefix(left, right) == place
-    assert _common_prefix(left, left[:]) == length
-    assert _common_prefix(left, left[: length // 2]) == length // 2
+        assert common_prefix(left, right) == place
+    assert common_prefix(left, left[:]) == length
+    assert common_prefix(left, left[: length // 2]) == length // 2
 
 
 def test_a_match_may_end_inside_an_edge() -> None:

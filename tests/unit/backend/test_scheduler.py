@@ -14,7 +14,8 @@ from backend_service.engines.base import Slice
 from backend_service.engines.simulated import SimulatedEngine, SimulatedSpeed
 from backend_service.kv_pool import PoolLimits
 from backend_service.request import Ended, Event, Failed, FinishReason, Phase, Progress, Request
-from backend_service.scheduler import Scheduler, SchedulerLimits, fair_shares
+from backend_service.scheduler import Scheduler, SchedulerLimits
+from backend_service.step_plan import StepLimits, fair_shares
 from backend_service.text import TextStream
 from service_kit.faults import EngineFailed
 from service_kit.requests import Sampling, TextPrompt
@@ -52,14 +53,16 @@ class Bench:
         speed = SimulatedSpeed(1000, {1: 0.01, 4: 0.04})
         limits = PoolLimits(self.capacity, max_live=self.max_active)
         self.engine = RecordingEngine(speed, limits, sleep=self.clock.sleep)
-        self.scheduler = Scheduler(self.engine, SchedulerLimits(self.max_active, self.step_tokens), clock=self.clock)
+        self.scheduler = Scheduler(
+            self.engine, SchedulerLimits(self.max_active, StepLimits(self.step_tokens)), clock=self.clock
+        )
         self.events: list[Event] = []
 
-    def submit(self, name, prompt="p" * 100, max_new_tokens=8, *, ignore_eos=True, stop=(), reusable=0):
+    def submit(self, name, prompt=None, max_new_tokens=8, *, ignore_eos=True, stop=(), reusable=0):
         vocabulary = self.engine.info.vocabulary
         request = Request(
             id=name,
-            tokens=self.engine.prepare(TextPrompt(prompt)),
+            tokens=self.engine.prepare(TextPrompt(prompt or (name * 100)[:100])),
             max_new_tokens=max_new_tokens,
             sampling=Sampling(),
             ignore_eos=ignore_eos,
@@ -313,7 +316,7 @@ def test_fair_shares(wanted, budget):
 def test_step_target_bounds_steps_once_the_step_time_is_known():
     bench = Bench(step_tokens=400)
     bench.scheduler = Scheduler(
-        bench.engine, SchedulerLimits(4, step_tokens=400, step_target_s=0.05), clock=bench.clock
+        bench.engine, SchedulerLimits(4, StepLimits(400, step_target_s=0.05)), clock=bench.clock
     )
     bench.submit("learn", prompt="l" * 2000, max_new_tokens=200)
     bench.run()

@@ -25,10 +25,10 @@ def generate(sim, prompt, count, chunk=1000):
     tokens = []
     while len(tokens) < count:
         size = min(chunk, pending)
-        sampled = sim.step([Slice(admission.handle, size)])
+        sampled = sim.step([Slice(admission.handle, size)]).tokens
         pending -= size
         if sampled:
-            tokens.append(sampled[admission.handle])
+            tokens += sampled[admission.handle]
             pending = 1
     sim.release(admission.handle, retain=True)
     return tokens

@@ -1,0 +1,1 @@
+"""In what order waiting requests are admitted: one file a policy."""

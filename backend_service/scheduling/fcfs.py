@@ -1,0 +1,15 @@
+"""First come, first served."""
+
+from __future__ import annotations
+
+from backend_service.scheduling.base import Waiting
+
+
+class FirstComeFirstServed:
+    """Order of arrival."""
+
+    name = "fcfs"
+
+    def __call__(self, waiting: Waiting) -> float:
+        """All equal: ties go in order of arrival."""
+        return 0.0
