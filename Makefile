@@ -7,13 +7,14 @@ STAMP := $(VENV)/.installed
 # llama-cpp-python is compiled from source. What a backend does not use is left out; -DGGML_CUDA=ON and the like may be added.
 export CMAKE_ARGS ?= -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF
 
-.PHONY: help setup demo up lint test unit proto clean
+.PHONY: help setup demo up lint test unit bench-engine proto clean
 
 help:
 	@echo "make setup   virtual environment, dependencies and the small model (a few minutes: llama.cpp is compiled once)"
 	@echo "make demo    two unequal llama.cpp backends, a router, a burst of 8 requests, the decisions explained"
 	@echo "make test    all tests;  make unit: those without a model or a socket"
 	@echo "make lint    ruff, mypy, buf, generated code up to date"
+	@echo "make bench-engine   our backend beside llama-server, 15 minutes on an otherwise idle machine with 2 cores (Linux)"
 	@echo "make proto   generate the code of protos/ anew"
 
 setup: $(STAMP)
@@ -50,8 +51,11 @@ test: $(STAMP)
 unit: $(STAMP)
 	$(BIN)/pytest tests/unit
 
+bench-engine: $(STAMP)
+	$(BIN)/python -m benchmarks.engine_vs_llama_server
+
 proto: $(STAMP)
 	$(BIN)/python scripts/gen_protos.py
 
 clean:
-	rm -rf $(VENV) .venv-codegen .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) .venv-codegen .venv-peer .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -13,10 +14,16 @@ from backend_service.kv_pool import PoolLimits
 from backend_service.profile import Calibration, Profile, ProfileStore
 from backend_service.runner import Assembly
 from backend_service.scheduler import Scheduler, SchedulerLimits
+from backend_service.scheduling.base import QueuePolicy
+from backend_service.scheduling.registry import make_policy
 from backend_service.settings import BackendSettings, parse_cpus
-from backend_service.step_model import StepFit
+from backend_service.step_model import IsolatedRates, StepFit
 from backend_service.step_plan import StepLimits
 from service_kit.faults import StartupFailed
+
+if TYPE_CHECKING:
+    from backend_service.engines.llama_model import LlamaModel
+    from backend_service.speculation.base import Proposer
 
 _log = structlog.get_logger(__name__)
 _SIMULATED_STEP_TOKENS = 512
@@ -48,18 +55,30 @@ def assemble(settings: BackendSettings) -> Assembly:
     if settings.engine == "simulated":
         simulated, speed = _simulated(settings)
         limits = _limits(settings, settings.step_tokens or _SIMULATED_STEP_TOKENS)
-        return Assembly(simulated, Scheduler(simulated, limits), speed.rates())
+        rates = speed.rates()
+        return Assembly(simulated, Scheduler(simulated, limits, policy=_policy(settings, rates)), rates)
     engine = _llama(settings)
     profile = _profile(engine, settings)
     fit = StepFit()
     for shape, seconds in profile.steps:
         fit.observe(shape, seconds)
     limits = _limits(settings, max(settings.max_active, settings.step_tokens or profile.step_tokens))
-    return Assembly(engine, Scheduler(engine, limits, fit=fit), profile.rates)
+    policy = _policy(settings, profile.rates)
+    return Assembly(engine, Scheduler(engine, limits, fit=fit, policy=policy), profile.rates)
+
+
+def _policy(settings: BackendSettings, rates: IsolatedRates) -> QueuePolicy:
+    return make_policy(
+        settings.scheduling,
+        prefill_tokens_per_s=rates.prefill_tokens_per_s,
+        promote_after_s=settings.promote_batch_after_s,
+    )
 
 
 def _limits(settings: BackendSettings, step_tokens: int) -> SchedulerLimits:
-    return SchedulerLimits(settings.max_active, StepLimits(step_tokens, (settings.step_target_ms / 1000) or None))
+    guesses = 0 if settings.speculate == "off" else settings.guesses
+    step = StepLimits(step_tokens, (settings.step_target_ms / 1000) or None, guesses)
+    return SchedulerLimits(settings.max_active, step, settings.prefix_wait_s)
 
 
 def _simulated(settings: BackendSettings) -> tuple[SimulatedEngine, SimulatedSpeed]:
@@ -83,12 +102,26 @@ def _llama(settings: BackendSettings) -> Engine:
 
     started_s = time.monotonic()
     model = LlamaModel(locate_model(settings.model), n_gpu_layers=settings.n_gpu_layers, name=settings.model_name)
-    engine = LlamaCppEngine(
-        model,
-        LlamaConfig(_pool_limits(settings), settings.threads, settings.kv_type, device=describe_device(settings)),
+    config = LlamaConfig(
+        _pool_limits(settings),
+        settings.threads,
+        settings.kv_type,
+        flash_attention=settings.flash_attention == "on",
+        cpu_only=settings.n_gpu_layers == 0,
+        host_bytes=settings.host_cache_mb * 2**20,
+        device=describe_device(settings),
     )
+    engine = LlamaCppEngine(model, config, _proposer(settings, model))
     _log.info("model loaded", model=model.name, seconds=round(time.monotonic() - started_s, 2))
     return engine
+
+
+def _proposer(settings: BackendSettings, target: LlamaModel) -> Proposer | None:
+    if settings.speculate == "prompt_lookup":
+        from backend_service.speculation.prompt_lookup import PromptLookup
+
+        return PromptLookup()
+    return None
 
 
 def _profile(engine: Engine, settings: BackendSettings) -> Profile:
@@ -96,6 +129,7 @@ def _profile(engine: Engine, settings: BackendSettings) -> Profile:
     info = engine.info
     key = (
         f"{info.model_fingerprint} {info.name} {info.device} kv={settings.kv_tokens}:{settings.kv_type} "
+        f"flash={settings.flash_attention} "
         f"active={settings.max_active} step={settings.step_tokens}"
     )
     profile = None if settings.measure else store.load(key)

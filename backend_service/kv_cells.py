@@ -120,18 +120,26 @@ class KvCells:
 
     def remove(self, seq: int) -> None:
         """End a sequence, live or retained, and free the cells that nobody else references. O(its segments)."""
+        if self._sequences[seq].live:
+            self.retain(seq)
+        self._let_go(self._sequences.pop(seq).tail, self._root)
+
+    def truncate(self, seq: int, length: int) -> None:
+        """Cut a retained sequence to its first tokens and free the cells that nobody else references. O(its segments).
+
+        A live one cannot shrink: what is reserved for it counts from its length.
+        """
         sequence = self._sequences[seq]
         if sequence.live:
-            self.retain(seq)
-        del self._sequences[seq]
-        for segment in self._path(sequence.tail):
-            segment.references -= 1
-        self._used -= sequence.tail.tokens
-        self._retained -= sequence.tail.tokens
-        parent = sequence.tail.parent
-        assert parent is not None
-        parent.children.remove(sequence.tail)
-        self._merge_into_only_child(parent)
+            raise ValueError(f"sequence {seq} is live; retain it before it is cut")
+        if not 0 <= length <= sequence.length:
+            raise ValueError(f"sequence {seq} cannot be cut to {length} tokens; it has {sequence.length}")
+        kept = self._segment_ending_at(seq, length)
+        cut = sequence.tail
+        sequence.tail = _Segment(kept, 0, 1, 0)
+        sequence.length = length
+        kept.children.add(sequence.tail)
+        self._let_go(cut, kept)
 
     def check_integrity(self) -> None:
         """Recount everything. Raises `AssertionError` naming the invariant that does not hold."""
@@ -170,6 +178,19 @@ class KvCells:
         assert used == self._used, f"used is {self._used}, the segments have {used}"
         assert retained == self._retained, f"retained is {self._retained}, the segments have {retained}"
         assert reserved == self._reserved, f"reserved is {self._reserved}, the sequences have {reserved}"
+
+    def _let_go(self, tail: _Segment, kept: _Segment) -> None:
+        """Free a retained tail, and take its reference from the segments between it and `kept`, which is above it."""
+        assert tail.parent is not None
+        for segment in self._path(tail):
+            if segment is kept:
+                break
+            segment.references -= 1
+        self._used -= tail.tokens
+        self._retained -= tail.tokens
+        tail.parent.children.remove(tail)
+        # Higher up, a segment that lost this reference branches as before.
+        self._merge_into_only_child(tail.parent)
 
     def _path(self, segment: _Segment) -> Iterator[_Segment]:
         """From a segment up to, but not including, the root."""

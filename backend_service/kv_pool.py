@@ -1,4 +1,4 @@
-"""Sequences in one unified KV cache: who shares which prefix, what is retained, who must go to make room.
+"""Sequences in one unified KV cache: who shares which prefix, what is retained, what gives way and where it goes.
 
 The pool decides and keeps the books; an engine mirrors each decision in its real cache. It serves every engine whose
 sequences share cells by reference (llama.cpp's unified cache, the simulated engine).
@@ -6,12 +6,15 @@ sequences share cells by reference (llama.cpp's unified cache, the simulated eng
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from backend_service.engines.base import KvUse
+from backend_service.host_tier import BLOCK_TOKENS, Block, HostTier, Stored, blocks_of, keys_of
 from backend_service.kv_cells import KvCells
-from backend_service.prefix_index import PrefixIndex
+from backend_service.prefix_index import PACKED, Match, PrefixIndex
+from backend_service.retention import Retention
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +29,8 @@ class PoolLimits:
     retained_tokens: int = 2048
     """Cells that only retained sequences hold. Attention walks over idle cells too, masked as they are,
     so a warm cache must not be a large one."""
+    host_tokens: int = 0
+    """Evicted tokens that are kept in host memory; 0: none."""
 
     @property
     def handles(self) -> int:
@@ -34,15 +39,31 @@ class PoolLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class Eviction:
+    """Cells that must go."""
+
+    handle: int
+    keep_tokens: int
+    """The sequence's first tokens that stay; 0: it is gone, the handle is free again."""
+    save: tuple[Block, ...]
+    """Copy these to host memory first and hand each payload to `KvPool.stash`, in this order."""
+
+
+@dataclass(frozen=True, slots=True)
 class Placement:
-    """What an engine has to mirror, in this order: share, then drop."""
+    """What an engine has to mirror, in this order: share, evict, restore."""
 
     handle: int
     source: int | None
     """Share the first `reused_tokens` of this sequence."""
     reused_tokens: int
-    dropped: tuple[int, ...]
-    """Retained sequences that gave way."""
+    """Shared on the device."""
+    evicted: tuple[Eviction, ...]
+    """What gave way; a sequence comes up once."""
+    restorable: tuple[Stored, ...]
+    """Consecutive blocks in host memory that continue the shared prefix. The first may start before `reused_tokens`:
+    then only its tokens from there on are new. The last may end after len(tokens) - 1: it is to be used up to there.
+    The engine puts them back in order, calls `KvPool.grow` for what each brought, and stops at the first that fails."""
 
 
 class KvPool:
@@ -56,18 +77,25 @@ class KvPool:
         self._cells = KvCells(limits.capacity_tokens)
         self._free = list(range(limits.handles - 1, -1, -1))
         self._live: set[int] = set()
-        self._retained: dict[int, None] = {}
-        """In order of last use, the longest unused first."""
+        self._retention = Retention()
+        self._host = HostTier(limits.host_tokens if share else 0)
+        self._saving: dict[Block, tuple[list[Block], int]] = {}
+        """Blocks that the newest decisions asked the engine to copy: the chain of each, and its tokens of a prompt."""
 
     def probe(self, tokens: Sequence[int]) -> int:
-        """Leading tokens that `place` could share now. Changes nothing."""
-        return min(self._index.match(tokens).length, len(tokens) - 1) if self._share else 0
+        """Leading tokens that need not be computed if `tokens` were placed now: shared or restored. Changes nothing."""
+        packed = array(PACKED, tokens)
+        shared = self._match(packed).length
+        restorable = self._host.match(keys_of(packed), shared, len(packed) - 1)
+        return min(restorable[-1].block.end, len(packed) - 1) if restorable else shared
 
     def place(self, tokens: Sequence[int], max_new_tokens: int) -> Placement | None:
         """Reserve the worst case of a new sequence, or None while it does not fit beside the live ones."""
         if len(self._live) == self._limits.max_live:
             return None
-        source, shared = self._source(tokens)
+        packed = array(PACKED, tokens)
+        match = self._match(packed)
+        shared, source = match.length, min(match.owners, default=None)
         handle = self._free[-1]
         self._cells.start(
             handle, shared_from=source, shared_tokens=shared, worst_case_tokens=len(tokens) + max_new_tokens
@@ -77,38 +105,58 @@ class KvPool:
             return None
         self._free.pop()
         self._live.add(handle)
-        self._index.insert(handle, tokens[:shared])
-        if source in self._retained:
-            self._touch(source)
-        dropped = []
+        self._index.insert(handle, packed[:shared])
+        self._retention.start(handle, prompt_tokens=len(tokens), shared_tokens=shared, owners=match.owners)
+        chain = blocks_of(packed) if self._host.used_tokens else []
+        restorable = self._host.match([block.key for block in chain], shared, len(tokens) - 1)
+        self._host.touch(chain, prompt_tokens=len(tokens))
+        evicted: dict[int, Eviction] = {}
+        self._saving.clear()
         while self._cells.used + self._cells.reserved > self._limits.capacity_tokens:
-            dropped.append(self._drop_oldest())
-        return Placement(handle, source, shared, tuple(dropped))
+            self._evict(*self._retention.weakest_part(), evicted)
+        return Placement(handle, source, shared, tuple(evicted.values()), restorable)
 
     def grow(self, handle: int, tokens: Sequence[int]) -> None:
-        """These tokens of a live sequence are computed now, and shareable from now on."""
+        """These tokens of a live sequence are computed now, or restored, and shareable from now on."""
         self._cells.grow(handle, len(tokens))
         self._index.extend(handle, tokens)
 
-    def release(self, handle: int, *, retain: bool) -> tuple[int, ...]:
-        """End a live sequence; the sequences to drop from the cache, possibly this one."""
+    def release(self, handle: int, *, retain: bool) -> tuple[Eviction, ...]:
+        """End a live sequence; what the engine has to evict, possibly this one."""
         self._live.remove(handle)
-        if not (retain and self._share):
+        self._saving.clear()
+        evicted: dict[int, Eviction] = {}
+        if retain and self._share and (length := self._cells.length(handle)):
+            self._cells.retain(handle)
+            self._retention.retain(handle, length)
+        else:
             self._drop(handle)
-            return (handle,)
-        self._cells.retain(handle)
-        self._touch(handle)
-        dropped = []
-        while len(self._retained) > self._limits.max_retained or self._cells.retained > self._limits.retained_tokens:
-            dropped.append(self._drop_oldest())
-        return tuple(dropped)
+            evicted[handle] = Eviction(handle, 0, ())
+        while len(self._retention.retained) > self._limits.max_retained:
+            self._evict(self._retention.weakest_sequence(self._index.sole_tokens), 0, evicted)
+        while self._cells.retained > self._limits.retained_tokens:
+            self._evict(*self._retention.weakest_part(), evicted)
+        return tuple(evicted.values())
+
+    def stash(self, block: Block, payload: object) -> None:
+        """The engine copied a block that the newest placement or release asked it to save. Once for each; `ValueError`
+        for any other."""
+        if block not in self._saving:
+            raise ValueError(f"tokens {block.start}..{block.end}: not to be saved; stash what the last eviction names")
+        chain, prompt_tokens = self._saving.pop(block)
+        self._host.put(block, payload, is_output=block.end > prompt_tokens)
+        self._host.touch(chain[: block.start // BLOCK_TOKENS], prompt_tokens=prompt_tokens)
 
     def clear(self) -> None:
-        """Forget every sequence."""
-        for handle in (*self._live, *self._retained):
+        """Forget every sequence. What is in host memory are copies, and stays."""
+        for handle in (*self._live, *self._retention.retained):
             self._drop(handle)
         self._live.clear()
-        self._retained.clear()
+        self._saving.clear()
+
+    def clear_host(self) -> None:
+        """Forget what is in host memory."""
+        self._host.clear()
 
     def use(self) -> KvUse:
         """The books' totals."""
@@ -117,42 +165,65 @@ class KvPool:
             used_tokens=self._cells.used,
             retained_tokens=self._cells.retained,
             reserved_tokens=self._cells.reserved,
+            host_tokens=self._host.used_tokens,
+            host_capacity_tokens=self._host.capacity_tokens,
         )
 
     def lengths(self) -> dict[int, int]:
         """Tokens in the cache by sequence, live and retained."""
-        return {handle: self._cells.length(handle) for handle in (*self._live, *self._retained)}
+        return {handle: self._cells.length(handle) for handle in (*self._live, *self._retention.retained)}
 
     def check_integrity(self) -> None:
-        """Raise AssertionError unless every handle is free, live or retained and all books agree."""
+        """Raise AssertionError unless every handle is free, live or retained, all books agree and all bounds hold."""
         self._index.check_integrity()
         self._cells.check_integrity()
-        held = self._live | self._retained.keys()
-        assert not self._live & self._retained.keys(), "a sequence is live and retained"
+        self._host.check_integrity()
+        retained = self._retention.retained
+        held = self._live | retained.keys()
+        assert not self._live & retained.keys(), "a sequence is live and retained"
         assert sorted([*held, *self._free]) == list(range(self._limits.handles)), "a handle is lost or doubled"
         assert set(self._index.owners) == held, "the prefix index knows other sequences than the pool"
         for handle, length in self.lengths().items():
             assert len(self._index.tokens_of(handle)) == length, f"sequence {handle} has two lengths"
+            assert retained.get(handle, length) == length, f"sequence {handle} has two lengths"
         assert self._cells.used + self._cells.reserved <= self._limits.capacity_tokens, "more promised than there is"
+        assert self._cells.retained <= self._limits.retained_tokens, "more cells retained than allowed"
+        assert len(retained) <= self._limits.max_retained, "more sequences retained than allowed"
 
-    def _source(self, tokens: Sequence[int]) -> tuple[int | None, int]:
-        if not self._share:
-            return None, 0
-        match = self._index.match(tokens)
-        shared = min(match.length, len(tokens) - 1)
-        return (min(match.owners), shared) if shared else (None, 0)
+    def _match(self, packed: array[int]) -> Match:
+        """What a new sequence can share; the last token is to be computed in any case."""
+        return self._index.match(packed[:-1] if self._share else packed[:0])
 
-    def _touch(self, handle: int) -> None:
-        self._retained.pop(handle, None)
-        self._retained[handle] = None
+    def _evict(self, handle: int, keep_tokens: int, evicted: dict[int, Eviction]) -> None:
+        """Cut a retained sequence, or drop it when others hold all that would be left of it."""
+        held = self._cells.length(handle) - self._index.sole_tokens(handle)
+        if keep_tokens <= held:
+            keep_tokens = 0
+        save = self._saved(handle, max(keep_tokens, held))
+        if keep_tokens:
+            self._cells.truncate(handle, keep_tokens)
+            self._index.truncate(handle, keep_tokens)
+            self._retention.truncate(handle, keep_tokens)
+        else:
+            self._drop(handle)
+        # Cut twice: what was to be saved first lies after what is to be saved now.
+        earlier = evicted[handle].save if handle in evicted else ()
+        evicted[handle] = Eviction(handle, keep_tokens, (*earlier, *save))
 
-    def _drop_oldest(self) -> int:
-        oldest = next(iter(self._retained))
-        del self._retained[oldest]
-        self._drop(oldest)
-        return oldest
+    def _saved(self, handle: int, from_tokens: int) -> tuple[Block, ...]:
+        """Blocks to copy to host memory before a sequence's tokens from there on are gone from the device."""
+        whole_tokens = self._cells.length(handle) // BLOCK_TOKENS * BLOCK_TOKENS
+        if from_tokens >= whole_tokens or not self._host.capacity_tokens:
+            return ()
+        chain = blocks_of(self._index.tokens_of(handle))
+        prompt_tokens = self._retention.prompt_tokens(handle)
+        self._host.touch(chain, prompt_tokens=prompt_tokens)
+        save = self._host.missing(chain, from_tokens, prompt_tokens=prompt_tokens)
+        self._saving |= dict.fromkeys(save, (chain, prompt_tokens))
+        return save
 
     def _drop(self, handle: int) -> None:
         self._cells.remove(handle)
         self._index.remove(handle)
+        self._retention.forget(handle)
         self._free.append(handle)

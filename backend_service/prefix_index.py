@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from threading import Lock
 
@@ -83,17 +83,25 @@ class PrefixIndex:
     def remove(self, owner: int) -> None:
         """Forget an owner and the tokens that only it held. Raises `KeyError` for an unknown owner."""
         with self._lock:
-            tail = node = self._tails.pop(owner)
-            while node.parent is not None:
-                node.owners.remove(owner)
-                node = node.parent
-            if tail.parent is not None and not tail.owners:
-                # It had one owner, hence was a leaf, and nothing above it had one owner.
-                del tail.parent.children[tail.edge[0]]
-                self._total_tokens -= len(tail.edge)
-                tail = tail.parent
-            # Further up every node lost the same owner as its child on the path, so they differ as before.
-            self._absorb_only_child(tail)
+            self._cut(owner, 0)
+            del self._tails[owner]
+
+    def truncate(self, owner: int, length: int) -> None:
+        """Cut an owner's sequence to its first tokens, in one step for everybody who looks.
+
+        Raises `KeyError` for an unknown owner, `ValueError` where it has fewer tokens.
+        """
+        with self._lock:
+            self._cut(owner, length)
+
+    def sole_tokens(self, owner: int) -> int:
+        """Tokens at the end of an owner's sequence that nobody else holds; 0 when others hold all of it. O(1).
+
+        Raises `KeyError` for an unknown owner.
+        """
+        with self._lock:
+            tail = self._tails[owner]
+            return len(tail.edge) if len(tail.owners) == 1 else 0
 
     def match(self, tokens: Sequence[int]) -> Match:
         """The longest prefix of `tokens` that lies on any path, ending inside an edge or not. Changes nothing."""
@@ -111,11 +119,7 @@ class PrefixIndex:
     def tokens_of(self, owner: int) -> list[int]:
         """An owner's whole sequence. Raises `KeyError` for an unknown owner."""
         with self._lock:
-            node: _Node | None = self._tails[owner]
-            edges = []
-            while node is not None:
-                edges.append(node.edge)
-                node = node.parent
+            edges = [node.edge for node in _path(self._tails[owner])]
             return [token for edge in reversed(edges) for token in edge]
 
     def check_integrity(self) -> None:
@@ -175,6 +179,30 @@ class PrefixIndex:
             self._absorb_only_child(tail)
             tokens = tokens[common:]
 
+    def _cut(self, owner: int, length: int) -> None:
+        tail = node = self._tails[owner]
+        end = sum(len(above.edge) for above in _path(tail))
+        if not 0 <= length <= end:
+            raise ValueError(f"owner {owner} cannot be cut to {length} tokens; it has {end}")
+        if length == end:
+            return
+        while end > length and (start := end - len(node.edge)) >= length:
+            assert node.parent is not None
+            node.owners.remove(owner)
+            node, end = node.parent, start
+        self._tails[owner] = node
+        if end > length:
+            self._tails[owner] = self._upper_part(node, len(node.edge) - (end - length))
+            node.owners.remove(owner)
+        if not tail.owners:
+            # It had one owner, hence was a leaf, and nothing above it had one owner.
+            assert tail.parent is not None
+            del tail.parent.children[tail.edge[0]]
+            self._total_tokens -= len(tail.edge)
+            tail = tail.parent
+        # Further up every node lost the same owner as its child on the path, so they differ as before.
+        self._absorb_only_child(tail)
+
     def _upper_part(self, node: _Node, length: int) -> _Node:
         """The node that ends `length` tokens into `node`'s edge; `node` keeps the rest, and its tails."""
         if length == len(node.edge):
@@ -201,6 +229,13 @@ class PrefixIndex:
         for owner in child.owners:
             if self._tails[owner] is child:
                 self._tails[owner] = node
+
+
+def _path(node: _Node | None) -> Iterator[_Node]:
+    """From a node up to the root, which has an empty edge."""
+    while node is not None:
+        yield node
+        node = node.parent
 
 
 def common_prefix(left: array[int], right: array[int]) -> int:

@@ -73,6 +73,19 @@ class Failed:
 Event = Progress | Ended | Failed
 
 
+@dataclass(frozen=True, slots=True)
+class RequestView:
+    """A request as Status shows it."""
+
+    id: str
+    phase: Phase
+    priority: Priority
+    remaining_prefill_tokens: int
+    remaining_decode_tokens: int
+    generated_tokens: int
+    context_tokens: int
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """What was asked, and how far it is. Owned by the scheduler's thread once submitted."""
@@ -123,6 +136,18 @@ class Request:
     def remaining_decode_tokens(self) -> int:
         """The decode budget that is left."""
         return self.max_new_tokens - self.generated_tokens
+
+    def view(self) -> RequestView:
+        """How it stands now."""
+        return RequestView(
+            id=self.id,
+            phase=self.phase,
+            priority=self.priority,
+            remaining_prefill_tokens=self.remaining_prefill_tokens,
+            remaining_decode_tokens=self.remaining_decode_tokens,
+            generated_tokens=self.generated_tokens,
+            context_tokens=self.computed_tokens,
+        )
 
     def admit(self, admission: Admission, now_s: float) -> None:
         """QUEUED -> PREFILL."""

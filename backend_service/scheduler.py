@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from backend_service.engines.base import Engine, KvUse, Slice, StepResult
-from backend_service.request import Event, Failed, Phase, Request
+from backend_service.request import Event, Failed, Phase, Request, RequestView
 from backend_service.scheduling.base import QueuePolicy
 from backend_service.scheduling.fcfs import FirstComeFirstServed
 from backend_service.single_flight import SingleFlight
@@ -32,18 +32,6 @@ class SchedulerLimits:
 
 
 @dataclass(frozen=True, slots=True)
-class RequestView:
-    """A request as Status shows it."""
-
-    id: str
-    phase: Phase
-    remaining_prefill_tokens: int
-    remaining_decode_tokens: int
-    generated_tokens: int
-    context_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class Snapshot:
     """Everything Status needs, taken between two steps."""
 
@@ -51,11 +39,20 @@ class Snapshot:
     """Grows with every change."""
     structure: int
     """Grows when a request arrives, starts, changes phase or leaves: what a watcher wants to hear of at once."""
-    requests: tuple[RequestView, ...]
+    active: tuple[RequestView, ...]
+    waiting: tuple[RequestView, ...]
+    """In order of admission; the same object until the line changes."""
+    policy_name: str
+    """Of the order of admission."""
     kv: KvUse
     step_model: StepModel | None
     progress_s: float
     """When the last step ended, or when there was nothing to do; on the scheduler's clock."""
+
+    @property
+    def requests(self) -> tuple[RequestView, ...]:
+        """The active ones, then the waiting ones."""
+        return (*self.active, *self.waiting)
 
 
 class Scheduler:
@@ -77,7 +74,8 @@ class Scheduler:
         self._fit = fit or StepFit()
         self._step_model = self._fit.fit()
         self._fitted_s = clock()
-        self._waiting = WaitingLine(policy or FirstComeFirstServed())
+        self._policy = policy or FirstComeFirstServed()
+        self._waiting = WaitingLine(self._policy)
         self._single_flight = SingleFlight(engine.probe, max_wait_s=limits.prefix_wait_s)
         self._planner = StepPlanner(limits.step)
         self._active: list[Request] = []
@@ -146,7 +144,9 @@ class Scheduler:
         return Snapshot(
             sequence=self._sequence,
             structure=self._structure,
-            requests=tuple(_view(request) for request in (*self._active, *self._waiting)),
+            active=tuple(request.view() for request in self._active),
+            waiting=self._waiting.views,
+            policy_name=self._policy.name,
             kv=self._engine.stats(),
             step_model=self._step_model,
             progress_s=self._progress_s,
@@ -171,8 +171,10 @@ class Scheduler:
         if not self._waiting:
             return None
         now_s = self._clock()
-        for request in self._waiting.in_order(now_s):
-            if not self._single_flight.holds(request, self._active, now_s):
+        for request in self._waiting:
+            held = self._single_flight.holds(request, self._active, now_s)
+            self._waiting.renew(request)  # it may count on a prefix now
+            if not held:
                 return request
         return None
 
@@ -200,14 +202,3 @@ class Scheduler:
     def _changed(self, *, structure: bool = False) -> None:
         self._sequence += 1
         self._structure += structure
-
-
-def _view(request: Request) -> RequestView:
-    return RequestView(
-        id=request.id,
-        phase=request.phase,
-        remaining_prefill_tokens=request.remaining_prefill_tokens,
-        remaining_decode_tokens=request.remaining_decode_tokens,
-        generated_tokens=request.generated_tokens,
-        context_tokens=request.computed_tokens,
-    )

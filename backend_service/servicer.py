@@ -129,6 +129,7 @@ class BackendServicer(pb_grpc.InferenceServiceServicer):
             eos=vocabulary.eos,
             reusable_estimate=min(reusable, len(tokens) - 1),
             submitted_s=arrived_s,
+            priority=spec.priority,
         )
 
     def _status(self) -> pb.BackendStatus:

@@ -25,6 +25,17 @@ class BackendSettings(Settings, env_prefix="PHASEROUTE_BACKEND_", cli_prog_name=
     model_name: str = Field("", description="Name that clients ask for; default: the file's own")
     max_active: int = Field(4, ge=1, le=64, description="Largest batch")
     max_queued: int = Field(64, ge=0, le=10_000, description="Requests that may wait; more are refused")
+    scheduling: Literal["fcfs", "shortest_prefill_first", "priority"] = Field(
+        "fcfs",
+        description="Who is admitted first: by arrival, by the prompt left to compute, or interactive before batch",
+    )
+    promote_batch_after_s: float = Field(
+        30.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Scheduling by priority: interactive requests that come this long after a batch request no longer "
+        "go before it; give more than a backlog takes",
+    )
     kv_tokens: int = Field(4096, ge=256, description="KV cache size in tokens, shared by all requests")
     retained_tokens: int = Field(
         2048, ge=0, description="Part of the KV cache that finished requests' prefixes may keep when nobody needs it"
@@ -39,6 +50,22 @@ class BackendSettings(Settings, env_prefix="PHASEROUTE_BACKEND_", cli_prog_name=
     cpus: str = Field("", description="Cores for the engine's threads, such as 0-3 or 0,2; default: all")
     n_gpu_layers: int = Field(0, ge=-1, description="Layers to put on the GPU; -1: all")
     kv_type: Literal["f16", "q8_0", "q4_0"] = Field("f16", description="How KV cache cells are stored")
+    flash_attention: Literal["on", "off"] = Field(
+        "on", description="off: faster decoding of long contexts on a CPU, but answers may then depend on the batch"
+    )
+    host_cache_mb: int = Field(
+        512, ge=0, description="Host memory for prefixes that had to leave the KV cache, in MiB; 0: none"
+    )
+    prefix_wait_s: float = Field(
+        30.0, ge=0, description="Longest that a request waits for a prefix which another one is computing; 0: never"
+    )
+    speculate: Literal["off", "prompt_lookup", "draft"] = Field(
+        "off", description="Guess tokens ahead: from the text so far, or with a smaller model"
+    )
+    draft_model: str = Field(
+        "", description="GGUF path or hf:owner/repo/file.gguf of the model that --speculate draft uses"
+    )
+    guesses: int = Field(4, ge=1, le=16, description="Tokens to guess ahead for each request")
     measure: bool = Field(False, description="Measure the isolated rates anew instead of reusing the saved ones")
     profile_dir: Path = Field(
         default_factory=lambda: cache_directory() / "profiles", description="Where measured rates are saved"
@@ -57,6 +84,14 @@ class BackendSettings(Settings, env_prefix="PHASEROUTE_BACKEND_", cli_prog_name=
     def _readable(cls, value: str) -> str:
         parse_cpus(value)
         return value
+
+    @model_validator(mode="after")
+    def _goes_together(self) -> BackendSettings:
+        if self.kv_type != "f16" and self.flash_attention == "off":
+            raise ValueError(f"--kv-type {self.kv_type} needs flash attention; leave it on, or use f16")
+        if (self.speculate == "draft") != bool(self.draft_model):
+            raise ValueError("--speculate draft and --draft-model go together; give both, or neither")
+        return self
 
     @model_validator(mode="after")
     def _batch_fits_a_step(self) -> BackendSettings:

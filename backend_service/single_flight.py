@@ -8,7 +8,8 @@ from backend_service.prefix_index import common_prefix
 from backend_service.request import Phase, Request
 
 MIN_GAIN_TOKENS = 32
-"""Waiting for fewer tokens than this is not worth it: they cost less than the steps that would be waited for."""
+"""A wait for fewer tokens than this is not begun: they cost less than the steps that would be waited for. A wait that
+has begun goes on to the end of the prefix."""
 
 
 class SingleFlight:
@@ -25,8 +26,9 @@ class SingleFlight:
 
     def holds(self, request: Request, active: Iterable[Request], now_s: float) -> bool:
         """Whether this waiting request should go on waiting; starts its wait and notes what it will find."""
-        coming = self._coming(request, active)
-        if not coming or coming - self._probe(request.tokens) < MIN_GAIN_TOKENS:
+        least = MIN_GAIN_TOKENS if request.held_s is None else 1
+        coming = self._coming(request, active, least)
+        if not coming or coming - self._probe(request.tokens) < least:
             request.held_s = None
             return False
         if request.held_s is None:
@@ -34,12 +36,13 @@ class SingleFlight:
         request.reusable_estimate = max(request.reusable_estimate, coming)
         return now_s - request.held_s < self._max_wait_s
 
-    def _coming(self, request: Request, active: Iterable[Request]) -> int:
-        """The longest prefix of the request that a running one will have computed, and has not computed yet."""
+    def _coming(self, request: Request, active: Iterable[Request], least: int) -> int:
+        """The longest prefix of the request that a running one will have computed and that it has yet to compute at
+        least so many tokens of."""
         coming = 0
         for leader in active:
             if leader.phase is Phase.PREFILL:
                 shared = min(common_prefix(request.packed, leader.packed), len(request.tokens) - 1)
-                if shared - leader.computed_tokens >= MIN_GAIN_TOKENS:
+                if shared - leader.computed_tokens >= least:
                     coming = max(coming, shared)
         return coming

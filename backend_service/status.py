@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from backend_service.engines.base import EngineInfo
-from backend_service.request import Phase
-from backend_service.scheduler import RequestView, Snapshot
+from backend_service.request import Phase, RequestView
+from backend_service.scheduler import Snapshot
 from backend_service.step_model import IsolatedRates
 from phaseroute.v1 import inference_pb2 as pb
 
@@ -60,6 +60,7 @@ def to_proto(
         else None,
         draining=draining,
         seconds_since_progress=max(0.0, now_s - snapshot.progress_s) if snapshot.requests else 0.0,
+        scheduling_policy=snapshot.policy_name,
     )
 
 
@@ -71,4 +72,5 @@ def _request(view: RequestView) -> pb.RequestStatus:
         remaining_decode_tokens=view.remaining_decode_tokens,
         generated_tokens=view.generated_tokens,
         context_tokens=view.context_tokens,
+        priority=view.priority.value,
     )

@@ -35,7 +35,8 @@ class StepPlanner:
         each time. Empty when nothing is active."""
         decoding = [request for request in active if request.phase is Phase.DECODE]
         prefilling = [request for request in active if request.phase is Phase.PREFILL]
-        slices = [Slice(request.handle, 1, self._guesses(request, len(decoding))) for request in decoding]
+        room = self._limits.step_tokens - len(prefilling)  # each prompt can proceed by a token at least
+        slices = [Slice(request.handle, 1, self._guesses(request, room // len(decoding))) for request in decoding]
         if prefilling:
             self._rotation += 1
             first = self._rotation % len(prefilling)
@@ -46,12 +47,9 @@ class StepPlanner:
         return slices
 
     def _guesses(self, request: Request, rows: int) -> int:
-        """Never so many that the last one would lie beyond the request's end, or the step beyond its bound."""
-        if not self._limits.guesses:
-            return 0
-        return max(
-            0, min(self._limits.guesses, request.remaining_decode_tokens - 1, self._limits.step_tokens // rows - 1)
-        )
+        """Never so many that the last one would lie beyond the request's end, or beyond its part of the step, which
+        is this many rows."""
+        return max(0, min(self._limits.guesses, request.remaining_decode_tokens - 1, rows - 1))
 
     def _prefill_budget(
         self,

@@ -2,42 +2,74 @@
 
 from __future__ import annotations
 
+import itertools
+from bisect import bisect_left, insort
 from collections.abc import Iterator
+from typing import NamedTuple
 
-from backend_service.request import Request
+from backend_service.request import Request, RequestView
 from backend_service.scheduling.base import QueuePolicy, Waiting
 
 
+class _Place(NamedTuple):
+    """Compared by the first two fields, of which the second is unique."""
+
+    due_s: float
+    arrival: int
+    request: Request
+    view: RequestView
+
+
 class WaitingLine:
-    """Iterates in order of arrival; `in_order` gives the order of admission."""
+    """Iterates in order of admission. Kept sorted, since a queue of thousands cannot be sorted, or shown, anew in
+    every step."""
 
     def __init__(self, policy: QueuePolicy) -> None:
         self._policy = policy
-        self._requests: dict[str, Request] = {}
+        self._line: list[_Place] = []
+        self._places: dict[str, _Place] = {}
+        self._arrivals = itertools.count()
+        self._views: tuple[RequestView, ...] | None = ()
 
     def __len__(self) -> int:
-        return len(self._requests)
+        return len(self._line)
 
     def __iter__(self) -> Iterator[Request]:
-        return iter(self._requests.values())
+        """In the order at the start of the iteration, whatever happens to the line meanwhile."""
+        return (place.request for place in tuple(self._line))
 
     def add(self, request: Request) -> None:
-        """Join the line."""
-        self._requests[request.id] = request
+        """Join the line. O(log n) comparisons."""
+        self._put(request, next(self._arrivals))
 
     def remove(self, request_id: str) -> bool:
         """Leave the line; False for who is not in it."""
-        return self._requests.pop(request_id, None) is not None
+        if request_id not in self._places:
+            return False
+        self._take(request_id)
+        return True
 
-    def in_order(self, now_s: float) -> list[Request]:
-        """By rank, equals by arrival. O(n log n)."""
-        return sorted(self, key=lambda request: self._policy(_facts(request, now_s)))
+    def renew(self, request: Request) -> None:
+        """Place and show a request anew if by now less of its prompt is left to compute."""
+        if self._places[request.id].view.remaining_prefill_tokens != request.remaining_prefill_tokens:
+            self._put(request, self._take(request.id).arrival)
 
+    @property
+    def views(self) -> tuple[RequestView, ...]:
+        """The line as Status shows it; the same object until the line changes."""
+        if self._views is None:
+            self._views = tuple(place.view for place in self._line)
+        return self._views
 
-def _facts(request: Request, now_s: float) -> Waiting:
-    return Waiting(
-        waited_s=now_s - request.submitted_s,
-        prefill_tokens=request.remaining_prefill_tokens,
-        max_new_tokens=request.max_new_tokens,
-        priority=request.priority,
-    )
+    def _put(self, request: Request, arrival: int) -> None:
+        due_s = request.submitted_s + self._policy(
+            Waiting(request.remaining_prefill_tokens, request.max_new_tokens, request.priority)
+        )
+        place = self._places[request.id] = _Place(due_s, arrival, request, request.view())
+        insort(self._line, place)
+        self._views = None
+
+    def _take(self, request_id: str) -> _Place:
+        place = self._places.pop(request_id)
+        del self._line[bisect_left(self._line, place)]
+        return place

@@ -11,6 +11,8 @@ import uuid
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
+from service_kit.requests import Priority
+
 
 @dataclass(frozen=True, slots=True)
 class Lease:
@@ -25,6 +27,7 @@ class Lease:
     reusable_tokens: int
     """The prefix found reusable when it was booked; at most prompt_tokens."""
     max_new_tokens: int
+    priority: Priority
     origin: str
     """The attempt id under which another router sent the request here; empty without one."""
 
@@ -60,12 +63,15 @@ class Ledger:
         prompt_tokens: int,
         reusable_tokens: int,
         max_new_tokens: int,
+        priority: Priority = Priority.INTERACTIVE,
         origin: str = "",
     ) -> Lease:
         """Count a request's work on a backend until a Status shows it or the lease is released."""
         reusable_tokens = min(reusable_tokens, prompt_tokens)
         attempt_id = str(uuid.uuid4())
-        lease = Lease(attempt_id, backend, incarnation, prompt_tokens, reusable_tokens, max_new_tokens, origin)
+        lease = Lease(
+            attempt_id, backend, incarnation, prompt_tokens, reusable_tokens, max_new_tokens, priority, origin
+        )
         self._open[lease.attempt_id] = lease
         self._unseen.setdefault(backend, {})[lease.attempt_id] = lease
         self._turn += 1

@@ -187,6 +187,7 @@ class Routing:
             prompt_tokens=chosen.prompt_tokens,
             reusable_tokens=chosen.reusable_tokens,
             max_new_tokens=spec.max_new_tokens,
+            priority=spec.priority,
             origin=spec.attempt_id,
         )
         self._fleet.changes.publish(None)

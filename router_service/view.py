@@ -34,19 +34,21 @@ class FleetView:
 
         The rates are the fastest backend's: exact for a fleet that is idle, too low for one under load, where the
         others share the work; a router before this one errs on the side of caution. Draining while no backend takes
-        work. Several models are named together, and their fingerprint is empty.
+        work. Several models are named together, and their fingerprint is empty; so is the scheduling policy of backends
+        that differ in it.
         """
         backends = [backend for backend in self._fleet.backends.values() if backend.state is State.SERVING]
         snapshots = [backend.snapshot for backend in backends if backend.snapshot is not None]
         models = sorted({snapshot.model for snapshot in snapshots})
         fingerprints = {snapshot.fingerprint for snapshot in snapshots}
+        schedulings = {snapshot.wire.scheduling_policy for snapshot in snapshots}
         names = ", ".join(backend.name for backend in backends) or "none"
         status = pb.BackendStatus(
             incarnation=self._incarnation,
             sequence=next(self._sequences),
             model=pb.ModelInfo(
                 name=", ".join(models),
-                fingerprint=fingerprints.pop() if len(fingerprints) == 1 else "",
+                fingerprint=_common(fingerprints),
                 context_tokens=max((snapshot.context_tokens for snapshot in snapshots), default=0),
             ),
             engine=pb.EngineInfo(
@@ -60,6 +62,7 @@ class FleetView:
             kv_cache=_kv_cache(snapshots),
             draining=self.draining or not backends,
             seconds_since_progress=max((snapshot.wire.seconds_since_progress for snapshot in snapshots), default=0.0),
+            scheduling_policy=_common(schedulings),
         )
         rates = [snapshot.rates for snapshot in snapshots if snapshot.rates is not None]
         if rates:
@@ -86,6 +89,7 @@ class FleetView:
                 phase=pb.REQUEST_PHASE_QUEUED,
                 remaining_prefill_tokens=lease.prefill_tokens,
                 remaining_decode_tokens=lease.max_new_tokens,
+                priority=lease.priority.value,
             )
 
 
@@ -96,7 +100,13 @@ def _kv_cache(snapshots: Sequence[Snapshot]) -> pb.KvCacheStatus:
         used_tokens=sum(cache.used_tokens for cache in caches),
         retained_tokens=sum(cache.retained_tokens for cache in caches),
         reserved_tokens=sum(cache.reserved_tokens for cache in caches),
+        host_tokens=sum(cache.host_tokens for cache in caches),
+        host_capacity_tokens=sum(cache.host_capacity_tokens for cache in caches),
     )
+
+
+def _common(values: set[str]) -> str:
+    return next(iter(values)) if len(values) == 1 else ""
 
 
 def _reference_s(rates: Rates) -> float:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
+from enum import Enum
 
 from phaseroute.v1 import inference_pb2 as pb
 from service_kit.faults import InvalidRequest
@@ -76,11 +76,11 @@ class Sampling:
 
 
 class Priority(Enum):
-    """Who waits for whom under a scheduling policy that heeds it."""
+    """Who waits for whom under a scheduling policy that heeds it; the values are the wire's."""
 
-    INTERACTIVE = auto()
+    INTERACTIVE = pb.PRIORITY_INTERACTIVE
     """Somebody watches the answer come."""
-    BATCH = auto()
+    BATCH = pb.PRIORITY_BATCH
     """Nobody does."""
 
 
@@ -102,6 +102,7 @@ class GenerateSpec:
     sampling: Sampling
     stop: tuple[str, ...]
     ignore_eos: bool
+    priority: Priority
     workload: str
     model: str
     routing: RoutingHints
@@ -126,6 +127,7 @@ def parse_generate(request: pb.GenerateRequest) -> GenerateSpec:
         sampling=_sampling(request.sampling),
         stop=_stop(request.stop),
         ignore_eos=request.ignore_eos,
+        priority=_priority(request.priority),
         workload=_label("workload", request.workload),
         model=_label("model", request.model),
         routing=RoutingHints(
@@ -177,6 +179,16 @@ def _sampling(wire: pb.Sampling) -> Sampling:
     _within("frequency_penalty", sampling.frequency_penalty, -MAX_PENALTY, MAX_PENALTY)
     _within("presence_penalty", sampling.presence_penalty, -MAX_PENALTY, MAX_PENALTY)
     return sampling
+
+
+def _priority(number: int) -> Priority:
+    if number == pb.PRIORITY_UNSPECIFIED:
+        return Priority.INTERACTIVE
+    try:
+        return Priority(number)
+    except ValueError:
+        known = ", ".join(f"{pb.Priority.Name(each.value)} ({each.value})" for each in Priority)
+        raise InvalidRequest("priority", f"is {number}; use {known}, or leave it out for interactive") from None
 
 
 def _within(

@@ -58,6 +58,10 @@ class KvUse:
     """Held only by released sequences; given up on demand."""
     reserved_tokens: int
     """What the live sequences may still add."""
+    host_tokens: int = 0
+    """Copied to host memory, restored on demand."""
+    host_capacity_tokens: int = 0
+    """0: nothing is copied."""
 
 
 @dataclass(frozen=True, slots=True)

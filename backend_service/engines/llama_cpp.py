@@ -8,32 +8,44 @@ worst case reserved.
 
 from __future__ import annotations
 
-import ctypes
 import functools
+import logging
+import time
 import weakref
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import llama_cpp
 import numpy as np
+from numpy.typing import NDArray
 
 from backend_service.engines.base import Admission, EngineInfo, KvUse, Slice, StepResult
+from backend_service.engines.llama_batch import LlamaBatch
+from backend_service.engines.llama_cells import LlamaCells
 from backend_service.engines.llama_model import LlamaModel, complaint
 from backend_service.engines.llama_sampling import LlamaSampler
-from backend_service.kv_pool import KvPool, PoolLimits
+from backend_service.engines.llama_sequence import LlamaSequence
+from backend_service.kv_pool import Eviction, KvPool, PoolLimits
+from backend_service.speculation.base import Proposer
 from service_kit.faults import EngineFailed, StartupFailed
 from service_kit.requests import Prompt, Sampling
 
 MAX_STEP_TOKENS = 512
-"""n_batch and n_ubatch: the largest step."""
+"""n_batch: the largest step."""
+_CPU_UBATCH_TOKENS = 128
+"""A CPU computes 128 rows at a time as fast as 512, with a quarter of the working memory."""
 KV_TYPES = {
     "f16": llama_cpp.GGML_TYPE_F16,
     "q8_0": llama_cpp.GGML_TYPE_Q8_0,
     "q4_0": llama_cpp.GGML_TYPE_Q4_0,
 }
+CHECK_INTERVAL_S = 10.0
+"""Least time between two integrity checks of an idle engine."""
 _CELL_PADDING = 256
 _PREPARED_PROMPTS = 32
 """Tokenized prompts remembered: a router's CacheProbe and the Generate after it bring the same one."""
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +53,17 @@ class LlamaConfig:
     """How to run a context."""
 
     limits: PoolLimits
-    """`capacity_tokens` is rounded up to llama.cpp's cell padding of 256."""
+    """`capacity_tokens` is rounded up to llama.cpp's cell padding of 256; `host_tokens` follows from `host_bytes`."""
     threads: int = 1
     kv_type: str = "f16"
+    flash_attention: bool = True
+    """Its sums over a context run in the order of positions, wherever the cells lie, so that a greedy answer is the
+    same alone, batched and on a warm prefix. Without it a CPU decodes long contexts faster (docs/measurements.md), but
+    rounding depends on the cells' places, and near ties with it. A quantised KV cache exists only with it."""
+    cpu_only: bool = True
+    """No layer is on a GPU."""
+    host_bytes: int = 0
+    """Host memory for prefixes that had to leave the KV cache."""
     device: str = "CPU"
     """For people."""
 
@@ -51,22 +71,27 @@ class LlamaConfig:
 class LlamaCppEngine:
     """Implements `Engine`."""
 
-    def __init__(self, model: LlamaModel, config: LlamaConfig) -> None:
-        """Raises `StartupFailed` when the context does not fit the machine."""
+    def __init__(self, model: LlamaModel, config: LlamaConfig, proposer: Proposer | None = None) -> None:
+        """`proposer`: guesses tokens ahead (speculative decoding). Raises `StartupFailed` when the context does not fit
+        the machine."""
         cells = -(-config.limits.capacity_tokens // _CELL_PADDING) * _CELL_PADDING
-        limits = PoolLimits(cells, config.limits.max_live, config.limits.max_retained, config.limits.retained_tokens)
-        context = llama_cpp.llama_init_from_model(model.pointer, _context_params(config, limits))
+        scratch = config.limits.handles
+        context = llama_cpp.llama_init_from_model(model.pointer, _context_params(config, cells, sequences=scratch + 1))
         if not context:
             raise StartupFailed(
                 f"llama.cpp cannot make a context of {cells} tokens ({complaint()}); lower --kv-tokens."
             )
         weakref.finalize(self, _free_context, context, model)
         self._context = context
-        self._memory = llama_cpp.llama_get_memory(context)
-        self._model = model
-        self._pool = KvPool(limits, share=model.divisible)
-        self._sequences: dict[int, _Sequence] = {}
-        self._batch = _Batch(MAX_STEP_TOKENS)
+        self._cells = LlamaCells(context, scratch=scratch)
+        self._pool = KvPool(
+            replace(config.limits, capacity_tokens=cells, host_tokens=self._host_tokens(model, config.host_bytes)),
+            share=model.divisible,
+        )
+        self._proposer = proposer
+        self._sequences: dict[int, LlamaSequence] = {}
+        self._batch = LlamaBatch(MAX_STEP_TOKENS)
+        self._checked_s = time.monotonic()
         self.info = EngineInfo(
             name="llama_cpp",
             device=config.device,
@@ -98,46 +123,60 @@ class LlamaCppEngine:
             return None
         handle, reused = placement.handle, placement.reused_tokens
         if placement.source is not None:
-            llama_cpp.llama_memory_seq_cp(self._memory, placement.source, handle, 0, reused)
-        self._drop(placement.dropped)
+            self._cells.share(placement.source, handle, reused)
+        self._evict(placement.evicted)
+        for stored in placement.restorable:
+            end = min(stored.block.end, len(tokens) - 1)
+            assert isinstance(stored.payload, bytes)
+            if not self._cells.restore(handle, stored.payload, reused, end):
+                break
+            self._pool.grow(handle, tokens[reused:end])
+            reused = end
         sampler = LlamaSampler(sampling, self.info.vocabulary, ignore_eos=ignore_eos, prompt=tokens)
-        self._sequences[handle] = _Sequence(sampler, computed_tokens=reused, known=list(tokens[reused:]))
+        self._sequences[handle] = LlamaSequence(sampler, reused, list(tokens[reused:]))
+        if self._proposer:
+            self._proposer.start(handle, tokens)
         return Admission(handle, reused)
 
     def step(self, slices: Sequence[Slice]) -> StepResult:
         """See `Engine.step`."""
-        output_rows: dict[int, int] = {}
+        guesses = self._guess(slices)
         self._batch.clear()
+        places: list[tuple[int, int, int]] = []
         for piece in slices:
             sequence = self._sequences[piece.handle]
-            last = piece.tokens == len(sequence.known)
-            row = self._batch.add(piece.handle, sequence.known[: piece.tokens], sequence.computed_tokens, output=last)
-            if last:
-                output_rows[piece.handle] = row
+            tokens, outputs = sequence.rows(piece.tokens, guesses.get(piece.handle, ()))
+            first = self._batch.outputs
+            row = self._batch.add(piece.handle, tokens, sequence.computed_tokens, outputs=outputs)
+            places.append((row, first, first + outputs))
         if code := llama_cpp.llama_decode(self._context, self._batch.struct):
             self._reset()
             raise EngineFailed(
                 f"llama.cpp could not compute a step (code {code}: {complaint()}); "
                 "the request's work on this backend is lost, send it again."
             )
-        sampled: dict[int, list[int]] = {}
-        for piece in slices:
+        logits = self._logits()
+        sampled: dict[int, Sequence[int]] = {}
+        for piece, (row, first, end) in zip(slices, places, strict=True):
             sequence = self._sequences[piece.handle]
-            computed, sequence.known = sequence.known[: piece.tokens], sequence.known[piece.tokens :]
-            sequence.computed_tokens += piece.tokens
-            self._pool.grow(piece.handle, computed)
-            if piece.handle in output_rows:
-                token = sequence.sampler.sample(self._context, output_rows[piece.handle])
-                sequence.known.append(token)
-                sampled[piece.handle] = [token]
-        if not output_rows:  # nothing read a result: wait for it, so that a step's time is the step's time
-            llama_cpp.llama_synchronize(self._context)
-        return StepResult(sampled)
+            drawn = sequence.draw(self._context, row, logits[first:end])
+            self._pool.grow(piece.handle, sequence.advance(piece.tokens, drawn))
+            if drawn:
+                sampled[piece.handle] = drawn
+                if len(drawn) < end - first:
+                    self._cells.cut(piece.handle, sequence.computed_tokens)
+                if self._proposer:
+                    self._proposer.accept(piece.handle, drawn)
+        return StepResult(sampled, {handle: len(guess) for handle, guess in guesses.items()})
 
     def release(self, handle: int, *, retain: bool) -> None:
         """See `Engine.release`."""
         del self._sequences[handle]
-        self._drop(self._pool.release(handle, retain=retain))
+        if self._proposer:
+            self._proposer.forget(handle)
+        self._evict(self._pool.release(handle, retain=retain))
+        if not self._sequences:
+            self._check_idle()
 
     def stats(self) -> KvUse:
         """See `Engine.stats`."""
@@ -147,75 +186,75 @@ class LlamaCppEngine:
         """Raise AssertionError unless the books add up and llama.cpp's own positions agree with them."""
         self._pool.check_integrity()
         for handle, length in self._pool.lengths().items():
-            end = llama_cpp.llama_memory_seq_pos_max(self._memory, handle) + 1
+            end = self._cells.length(handle)
             assert end == length, f"sequence {handle} has {end} cells in llama.cpp and {length} in the books"
 
-    def _drop(self, handles: Sequence[int]) -> None:
-        for handle in handles:
-            llama_cpp.llama_memory_seq_rm(self._memory, handle, -1, -1)
+    def _guess(self, slices: Sequence[Slice]) -> Mapping[int, Sequence[int]]:
+        """What the proposer thinks comes next, by handle; only where it thinks something."""
+        if self._proposer is None:
+            return {}
+        wanted = {piece.handle: piece.guesses for piece in slices if piece.guesses}
+        guesses = self._proposer.guess(wanted) if wanted else {}
+        return {handle: guess for handle, guess in guesses.items() if guess}
+
+    def _logits(self) -> NDArray[np.float32]:
+        """The outputs of the last step, (outputs, vocabulary), in the order of the batch; waits for them, so that a
+        step's time is the step's time."""
+        if not self._batch.outputs:
+            llama_cpp.llama_synchronize(self._context)
+            return np.empty((0, 0), np.float32)
+        pointer = llama_cpp.llama_get_logits(self._context)
+        return np.ctypeslib.as_array(pointer, (self._batch.outputs, self.info.vocabulary.size))
+
+    def _evict(self, evictions: Sequence[Eviction]) -> None:
+        for eviction in evictions:
+            for block in eviction.save:
+                self._pool.stash(block, self._cells.save(eviction.handle, block))
+            self._cells.cut(eviction.handle, eviction.keep_tokens)
+
+    def _check_idle(self) -> None:
+        """Books and cache must agree while nothing runs. Where they do not, no cached prefix can be trusted."""
+        now_s = time.monotonic()
+        if now_s - self._checked_s < CHECK_INTERVAL_S:
+            return
+        self._checked_s = now_s
+        try:
+            self.check_integrity()
+        except AssertionError as error:
+            _log.error("KV cache and its books disagree (%s): the cache is cleared. Please report this.", error)
+            self._reset()
+            self._pool.clear_host()
 
     def _reset(self) -> None:
-        llama_cpp.llama_memory_clear(self._memory, True)
+        self._cells.clear()
         self._pool.clear()
+        if self._proposer:
+            for handle in self._sequences:
+                self._proposer.forget(handle)
         self._sequences.clear()
 
-
-@dataclass(slots=True)
-class _Sequence:
-    sampler: LlamaSampler
-    computed_tokens: int
-    known: list[int]
-    """Known tokens that are not computed yet."""
-
-
-class _Batch:
-    """A llama_batch over numpy buffers, each token in one sequence."""
-
-    def __init__(self, capacity: int) -> None:
-        self._token = np.zeros(capacity, np.int32)
-        self._pos = np.zeros(capacity, np.int32)
-        self._sequence = np.zeros(capacity, np.int32)
-        self._output = np.zeros(capacity, np.int8)
-        self._one = np.ones(capacity, np.int32)
-        rows = self._sequence.ctypes.data + np.arange(capacity, dtype=np.uintp) * self._sequence.itemsize
-        self._rows = rows.astype(np.uintp)
-        self._count = 0
-        self.struct = llama_cpp.llama_batch(
-            0,
-            self._token.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_token)),
-            None,
-            self._pos.ctypes.data_as(ctypes.POINTER(llama_cpp.llama_pos)),
-            self._one.ctypes.data_as(ctypes.POINTER(ctypes.c_int32)),
-            self._rows.ctypes.data_as(ctypes.POINTER(ctypes.POINTER(llama_cpp.llama_seq_id))),
-            self._output.ctypes.data_as(ctypes.POINTER(ctypes.c_int8)),
-        )
-
-    def clear(self) -> None:
-        """Start a new batch."""
-        self._count = self.struct.n_tokens = 0
-
-    def add(self, handle: int, tokens: Sequence[int], position: int, *, output: bool) -> int:
-        """Append a run of tokens from `position` on; the row of its last one. numpy raises before the end overflows."""
-        start, end = self._count, self._count + len(tokens)
-        self._token[start:end] = tokens
-        self._pos[start:end] = np.arange(position, position + len(tokens))
-        self._sequence[start:end] = handle
-        self._output[start:end] = 0
-        self._output[end - 1] = output
-        self._count = self.struct.n_tokens = end
-        return end - 1
+    def _host_tokens(self, model: LlamaModel, host_bytes: int) -> int:
+        """Tokens that fit the second tier; none for models whose state is more than the cells of all its tokens."""
+        if not (host_bytes and model.divisible and model.attends_to_all):
+            return 0
+        token_bytes = self._cells.bytes_per_token(next(iter(model.vocabulary.eos), 0))
+        return host_bytes // token_bytes if token_bytes else 0
 
 
-def _context_params(config: LlamaConfig, limits: PoolLimits) -> llama_cpp.llama_context_params:
+def _context_params(config: LlamaConfig, cells: int, *, sequences: int) -> llama_cpp.llama_context_params:
+    if config.kv_type != "f16" and not config.flash_attention:
+        raise StartupFailed(f"A {config.kv_type} KV cache needs flash attention; turn it on, or use f16.")
     params: llama_cpp.llama_context_params = llama_cpp.llama_context_default_params()
-    params.n_ctx = limits.capacity_tokens
-    params.n_batch = params.n_ubatch = MAX_STEP_TOKENS
-    params.n_seq_max = limits.handles
+    params.n_ctx = cells
+    params.n_batch = MAX_STEP_TOKENS
+    params.n_ubatch = _CPU_UBATCH_TOKENS if config.cpu_only else MAX_STEP_TOKENS
+    params.n_seq_max = sequences
     params.kv_unified = True
     params.n_threads = params.n_threads_batch = config.threads
     params.type_k = params.type_v = KV_TYPES[config.kv_type]
-    if config.kv_type != "f16":  # a quantised V cache exists only under flash attention
-        params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED
+    params.flash_attn_type = (
+        llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED if config.flash_attention else llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    )
     return params
 
 

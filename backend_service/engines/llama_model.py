@@ -65,8 +65,11 @@ class LlamaModel:
             )
         weakref.finalize(self, llama_cpp.llama_model_free, model)
         self.pointer = model
-        if llama_cpp.llama_model_has_encoder(model) or not llama_cpp.llama_model_has_decoder(model):
-            raise StartupFailed(f"Model file {path} is not a decoder-only language model; choose another one.")
+        if not _generates(model):
+            raise StartupFailed(
+                f"Model file {path} ({_architecture(model)}) is not a decoder-only language model, so it cannot "
+                "generate text token by token; choose another one."
+            )
         self._vocab = llama_cpp.llama_model_get_vocab(model)
         self.vocabulary = self._read_vocabulary()
         self.name = name or path.stem
@@ -74,6 +77,8 @@ class LlamaModel:
         self.train_context_tokens = llama_cpp.llama_model_n_ctx_train(model)
         self.divisible = not (llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model))
         """The state of a sequence can be cut at any prefix."""
+        self.attends_to_all = llama_cpp.llama_model_n_swa(model) == 0
+        """No sliding window: every token of a sequence keeps its cells."""
         self._template = (llama_cpp.llama_model_chat_template(model, None) or b"").decode("utf-8", "replace")
         self._longest_piece = max(len(piece) for piece in self.vocabulary.pieces)
 
@@ -137,3 +142,27 @@ class LlamaModel:
 
     def _special(self, token: int) -> str:
         return self._piece(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
+
+
+def _generates(model: llama_cpp.llama_model_p) -> bool:
+    """Whether tokens can be computed one after the other. To llama.cpp an encoder such as BERT is a decoder too, and
+    what it decodes is nonsense. A context tells them apart: an encoder's has no KV cache, or its attention looks ahead.
+    """
+    if llama_cpp.llama_model_has_encoder(model) or not llama_cpp.llama_model_has_decoder(model):
+        return False
+    params = llama_cpp.llama_context_default_params()
+    params.n_ctx = params.n_batch = params.n_ubatch = 1
+    context = llama_cpp.llama_init_from_model(model, params)
+    if not context:
+        return True  # the engine's own context will fail as well, and say why
+    try:
+        return bool(llama_cpp.llama_get_memory(context)) and bool(llama_cpp.llama_get_causal_attn(context))
+    finally:
+        llama_cpp.llama_free(context)
+
+
+def _architecture(model: llama_cpp.llama_model_p) -> str:
+    """As the file names it, such as "llama"."""
+    buffer = ctypes.create_string_buffer(64)
+    llama_cpp.llama_model_meta_val_str(model, b"general.architecture", buffer, len(buffer))
+    return buffer.value.decode("utf-8", "replace")

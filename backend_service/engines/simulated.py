@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from backend_service.engines.base import Admission, EngineInfo, KvUse, Slice, StepResult, Vocabulary
-from backend_service.kv_pool import KvPool, PoolLimits
+from backend_service.kv_pool import Eviction, KvPool, PoolLimits
 from backend_service.step_model import IsolatedRates
 from service_kit.faults import InvalidRequest, StartupFailed
 from service_kit.requests import ChatPrompt, Prompt, Sampling, TextPrompt, TokenPrompt
@@ -128,7 +128,12 @@ class SimulatedEngine:
         placement = self._pool.place(tokens, max_new_tokens)
         if placement is None:
             return None
+        self._evict(placement.evicted)
         reused = placement.reused_tokens
+        for stored in placement.restorable:
+            end = min(stored.block.end, len(tokens) - 1)
+            self._pool.grow(placement.handle, tokens[reused:end])
+            reused = end
         self._sequences[placement.handle] = _Sequence(_extend(0, tokens[:reused]), list(tokens[reused:]), ignore_eos)
         return Admission(placement.handle, reused)
 
@@ -155,7 +160,7 @@ class SimulatedEngine:
     def release(self, handle: int, *, retain: bool) -> None:
         """See `Engine.release`."""
         del self._sequences[handle]
-        self._pool.release(handle, retain=retain)
+        self._evict(self._pool.release(handle, retain=retain))
 
     def stats(self) -> KvUse:
         """See `Engine.stats`."""
@@ -164,6 +169,12 @@ class SimulatedEngine:
     def check_integrity(self) -> None:
         """Raise AssertionError unless the books add up."""
         self._pool.check_integrity()
+
+    def _evict(self, evictions: Sequence[Eviction]) -> None:
+        """A copy to host memory is nothing and takes no time; nor does bringing it back."""
+        for eviction in evictions:
+            for block in eviction.save:
+                self._pool.stash(block, None)
 
 
 def _extend(history: int, tokens: Sequence[int]) -> int:

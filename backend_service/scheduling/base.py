@@ -12,7 +12,6 @@ from service_kit.requests import Priority
 class Waiting:
     """What a policy may know of a waiting request."""
 
-    waited_s: float
     prefill_tokens: int
     """To be computed before its first token, as far as is known."""
     max_new_tokens: int
@@ -20,13 +19,13 @@ class Waiting:
 
 
 class QueuePolicy(Protocol):
-    """Ranks waiting requests. The lowest rank is admitted first; equals go in order of arrival.
+    """Says when a waiting request is due. The earliest due is admitted first; equals go in order of arrival.
 
-    Ranks are compared within one pass only, so they may change as time goes by. To starve nobody, a request's rank
-    must in the end fall below that of anything which arrives later.
+    A due time never moves back, so nobody starves under any policy: whatever arrives after a request is due goes
+    behind it.
     """
 
     name: str
 
     def __call__(self, waiting: Waiting) -> float:
-        """The rank of a request."""
+        """Seconds from its arrival until the request is due: finite, not negative, no more for fewer tokens."""

@@ -11,5 +11,5 @@ class FirstComeFirstServed:
     name = "fcfs"
 
     def __call__(self, waiting: Waiting) -> float:
-        """All equal: ties go in order of arrival."""
+        """Due on arrival."""
         return 0.0

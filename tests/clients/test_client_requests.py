@@ -1,9 +1,11 @@
+from typing import get_args
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from phaseroute.errors import PhaserouteError
-from phaseroute.requests import GenerateOptions, generate_request, prompt_message
+from phaseroute.requests import GenerateOptions, PriorityName, generate_request, prompt_message
 from phaseroute.v1 import inference_pb2 as pb
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]))
@@ -42,6 +44,8 @@ def test_other_shapes_are_type_errors(prompt):
         ("x", {"seed": -1}, "sampling.seed"),
         ("x", {"stop": ["\ud800"]}, "stop"),
         ("x", {"backend": "\ud800"}, "routing.backend"),
+        ("x", {"priority": "urgent"}, "priority"),
+        ("x", {"priority": "unspecified"}, "priority"),
     ],
 )
 def test_what_the_wire_cannot_carry_is_named(prompt, options, field):
@@ -53,6 +57,7 @@ def test_what_the_wire_cannot_carry_is_named(prompt, options, field):
 
 def test_every_option_has_a_place_on_the_wire():
     examples = {"int": 3, "float": 0.5, "str": "a", "bool": True, "str | Sequence[str]": ["a"], "Sequence[str]": ["a"]}
+    examples["PriorityName"] = "batch"
     options = {name: examples[kind.__forward_arg__] for name, kind in GenerateOptions.__annotations__.items()}
     request = generate_request("x", options)
     for name, value in options.items():
@@ -61,7 +66,13 @@ def test_every_option_has_a_place_on_the_wire():
         ]
         assert len(holders) == 1, name
         sent = getattr(holders[0], name)
-        assert (list(sent) if isinstance(value, list) else sent) == value
+        expected = pb.PRIORITY_BATCH if name == "priority" else value
+        assert (list(sent) if isinstance(value, list) else sent) == expected
+
+
+def test_every_priority_of_the_wire_has_a_name():
+    wire = {pb.Priority.Name(generate_request("x", {"priority": name}).priority) for name in get_args(PriorityName)}
+    assert wire == set(pb.Priority.keys()) - {"PRIORITY_UNSPECIFIED"}
 
 
 def test_every_request_field_has_an_option():

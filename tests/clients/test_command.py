@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from phaseroute.cli.app import app
+from phaseroute.v1 import inference_pb2
 from tests.clients.fake_service import FakeService
 
 
@@ -34,6 +35,7 @@ def test_generate_sends_what_was_asked_for(phaseroute, service: FakeService):
     flags = (
         "--max-new-tokens 7 --temperature 0.5 --top-p 0.9 --top-k 3 --min-p 0.1 --seed 9 --repetition-penalty 1.5 "
         "--frequency-penalty 0.25 --presence-penalty 0.75 --stop A --stop B --ignore-eos --workload w "
+        "--priority batch "
         "--policy two_phase --backend fast"
     )
     assert phaseroute("generate", "echo a", *flags.split()).exit_code == 0
@@ -45,6 +47,7 @@ def test_generate_sends_what_was_asked_for(phaseroute, service: FakeService):
     }  # fmt: skip
     assert (sent.max_new_tokens, list(sent.stop), sent.ignore_eos, sent.workload) == (7, ["A", "B"], True, "w")
     assert (sent.routing.policy, sent.routing.backend) == ("two_phase", "fast")
+    assert sent.priority == inference_pb2.PRIORITY_BATCH
 
 
 def test_what_was_not_asked_for_stays_unset(phaseroute, service: FakeService):

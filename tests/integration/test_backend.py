@@ -81,6 +81,8 @@ async def test_status_is_complete():
     assert one.context_tokens == 50 + one.generated_tokens - 1
     assert (two.attempt_id, two.phase) == ("two", pb.REQUEST_PHASE_QUEUED)
     assert (two.remaining_prefill_tokens, two.remaining_decode_tokens) == (10, 3000)
+    assert one.priority == two.priority == pb.PRIORITY_INTERACTIVE
+    assert status.scheduling_policy == "fcfs"
     cache = status.kv_cache
     assert cache.capacity_tokens == 4096
     assert cache.used_tokens == one.context_tokens
@@ -90,6 +92,57 @@ async def test_status_is_complete():
     assert status.isolated_rates.decode_tokens_per_s == pytest.approx(50)
     assert not status.draining
     assert 0 <= status.seconds_since_progress < 5
+
+
+async def test_interactive_is_admitted_before_batch_and_status_says_so():
+    async with backend(**SLOW, max_active=1, scheduling="priority") as server:
+        calls = {}
+        for name, priority in (
+            ("running", pb.PRIORITY_UNSPECIFIED),
+            ("batch", pb.PRIORITY_BATCH),
+            ("interactive", pb.PRIORITY_INTERACTIVE),
+        ):
+            sent = request(name, attempt=pb.Attempt(id=name), priority=priority, **ENDLESS)
+            calls[name] = server.stub.Generate(sent)
+            status = await server.wait_status(lambda status, name=name: name in phases(status))
+        assert status.scheduling_policy == "priority"
+        assert [(entry.attempt_id, entry.priority) for entry in status.requests] == [
+            ("running", pb.PRIORITY_INTERACTIVE),
+            ("interactive", pb.PRIORITY_INTERACTIVE),
+            ("batch", pb.PRIORITY_BATCH),
+        ]
+        calls["running"].cancel()
+        status = await server.wait_status(lambda status: phases(status).get("interactive") == pb.REQUEST_PHASE_DECODE)
+        assert phases(status)["batch"] == pb.REQUEST_PHASE_QUEUED
+        for call in calls.values():
+            call.cancel()
+
+
+async def test_batch_may_be_promoted_at_once():
+    async with backend(**SLOW, max_active=1, scheduling="priority", promote_batch_after_s=0) as server:
+        calls = []
+        for name, priority in (("running", 0), ("batch", pb.PRIORITY_BATCH), ("interactive", pb.PRIORITY_INTERACTIVE)):
+            sent = request(name, attempt=pb.Attempt(id=name), priority=priority, **ENDLESS)
+            calls.append(server.stub.Generate(sent))
+            status = await server.wait_status(lambda status, name=name: name in phases(status))
+        assert list(phases(status)) == ["running", "batch", "interactive"]
+        for call in calls:
+            call.cancel()
+
+
+async def test_a_short_prompt_is_admitted_before_a_long_one():
+    settings = {**SLOW, "simulated_prefill_rate": 100.0}
+    async with backend(**settings, max_active=1, scheduling="shortest_prefill_first") as server:
+        calls = {}
+        for name, length in (("running", 10), ("long", 900), ("short", 10)):
+            calls[name] = server.stub.Generate(request(name[0] * length, attempt=pb.Attempt(id=name), **ENDLESS))
+            status = await server.wait_status(lambda status, name=name: name in phases(status))
+        assert list(phases(status)) == ["running", "short", "long"]
+        calls["running"].cancel()
+        status = await server.wait_status(lambda status: phases(status).get("short") == pb.REQUEST_PHASE_DECODE)
+        assert phases(status)["long"] == pb.REQUEST_PHASE_QUEUED
+        for call in calls.values():
+            call.cancel()
 
 
 async def test_step_model_appears_in_status_once_steps_were_seen():

@@ -196,3 +196,17 @@ def tokenize(text: str) -> list[int]:
     from service_kit.requests import TextPrompt
 
     return list(LlamaModel(locate_model("default")).tokenize(TextPrompt(text), context_tokens=4096))
+
+
+async def test_the_line_is_in_the_order_asked_for():
+    async with backend(scheduling="shortest_prefill_first", max_active=1) as server:
+        calls = []
+        for name, length in (("running", 8), ("long", 3000), ("short", 8)):
+            prompt = [1000 + len(name) + position for position in range(length)]
+            sent = request(prompt, attempt=pb.Attempt(id=name), max_new_tokens=500, ignore_eos=True)
+            calls.append(server.stub.Generate(sent))
+            status = await server.wait_status(lambda status, name=name: name in [r.attempt_id for r in status.requests])
+        assert status.scheduling_policy == "shortest_prefill_first"
+        assert [entry.attempt_id for entry in status.requests] == ["running", "short", "long"]
+        for call in calls:
+            call.cancel()

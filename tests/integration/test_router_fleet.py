@@ -202,7 +202,12 @@ async def test_status_is_the_fleets():
     fast, slow = StubBackend(), StubBackend(SLOW, context_tokens=8192, max_active=2)
     fast.status.kv_cache.capacity_tokens = 1000
     slow.status.kv_cache.capacity_tokens = 500
-    fast.push(requests=[pb.RequestStatus(attempt_id="other router's", phase=pb.REQUEST_PHASE_DECODE)])
+    for stub, host_tokens in ((fast, 30), (slow, 4)):
+        stub.status.kv_cache.host_tokens = host_tokens
+        stub.status.kv_cache.host_capacity_tokens = 10 * host_tokens
+        stub.status.scheduling_policy = "priority"
+    work = pb.RequestStatus(attempt_id="other router's", phase=pb.REQUEST_PHASE_DECODE, priority=pb.PRIORITY_BATCH)
+    fast.push(requests=[work])
     async with router({"fast": fast, "slow": slow}) as routed:
         status = (await routed.inference.Status(pb.StatusRequest())).status
 
@@ -210,11 +215,31 @@ async def test_status_is_the_fleets():
         assert (status.max_active, status.max_queued, status.kv_cache.capacity_tokens) == (6, 16, 1500)
         assert status.model.context_tokens == 8192
         assert status.isolated_rates.decode_tokens_per_s == 293
-        assert [r.attempt_id for r in status.requests] == ["other router's"]
+        assert (status.kv_cache.host_tokens, status.kv_cache.host_capacity_tokens) == (34, 340)
+        assert list(status.requests) == [work]
+        assert status.scheduling_policy == "priority"
         assert not status.draining
         later = (await routed.inference.Status(pb.StatusRequest())).status
         assert later.sequence > status.sequence
         assert later.incarnation == status.incarnation
+
+
+async def test_status_names_no_scheduling_policy_where_backends_differ():
+    one, other = StubBackend(), StubBackend()
+    one.status.scheduling_policy, other.status.scheduling_policy = "fcfs", "priority"
+    async with router({"one": one, "other": other}) as routed:
+        assert (await routed.inference.Status(pb.StatusRequest())).status.scheduling_policy == ""
+
+
+async def test_status_shows_the_priority_of_what_is_on_its_way():
+    stub = StubBackend()
+    stub.generate = hangs()
+    async with router({"gpu": stub}) as routed:
+        call = routed.inference.Generate(request(priority=pb.PRIORITY_BATCH))
+        await stub.wait(lambda stub: stub.hanging == 1)
+        (entry,) = (await routed.inference.Status(pb.StatusRequest())).status.requests
+        assert (entry.phase, entry.priority) == (pb.REQUEST_PHASE_QUEUED, pb.PRIORITY_BATCH)
+        call.cancel()
 
 
 async def test_status_without_a_serving_backend_takes_no_work():

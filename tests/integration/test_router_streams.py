@@ -62,6 +62,7 @@ async def test_what_is_forwarded():
             prompt=pb.Prompt(text="hello"),
             workload="chat",
             stop=["."],
+            priority=pb.PRIORITY_BATCH,
             routing=pb.RoutingHints(policy="least_loaded", excluded_backends=["other"]),
             attempt=pb.Attempt(id="of the client", reusable_tokens=5),
         )
@@ -71,6 +72,7 @@ async def test_what_is_forwarded():
         (forwarded,) = stub.requests
         assert forwarded.max_new_tokens == 256
         assert (forwarded.workload, list(forwarded.stop)) == ("chat", ["."])
+        assert forwarded.priority == pb.PRIORITY_BATCH
         assert not forwarded.HasField("routing")
         assert forwarded.attempt.id not in ("", "of the client")
         assert forwarded.attempt.reusable_tokens == 60

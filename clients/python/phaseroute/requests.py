@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, TypedDict
+from typing import Any, Literal, TypedDict, get_args
 
 import grpc
 
@@ -12,6 +12,8 @@ from phaseroute.v1 import inference_pb2 as pb
 
 PromptLike = str | Sequence[Mapping[str, str]] | Sequence[int]
 """Text, chat messages such as `{"role": "user", "content": "Hi"}`, or token ids of the served model."""
+
+PriorityName = Literal["interactive", "batch"]
 
 
 class GenerateOptions(TypedDict, total=False):
@@ -32,6 +34,8 @@ class GenerateOptions(TypedDict, total=False):
     """Generation ends before the first of these."""
     ignore_eos: bool
     """Go on to max_new_tokens whatever the model says."""
+    priority: PriorityName
+    """Default interactive. On a backend that schedules by priority, batch lets interactive requests go first."""
     workload: str
     """A free label for requests whose answers are alike in length."""
     model: str
@@ -59,6 +63,8 @@ def generate_request(prompt: PromptLike, options: GenerateOptions) -> pb.Generat
             _put(request.sampling, name, value, f"sampling.{name}")
         elif name in _ROUTING:
             _put(request.routing, name, value, f"routing.{name}")
+        elif name == "priority":
+            request.priority = _priority(value)
         else:
             _put(request, name, value, name)
     return request
@@ -86,6 +92,15 @@ def _add_turn(chat: pb.Chat, index: int, turn: Any) -> None:
     message = chat.messages.add()
     for key in ("role", "content"):
         _put(message, key, turn[key], f"prompt.chat.messages[{index}].{key}")
+
+
+def _priority(name: Any) -> pb.Priority:
+    known = get_args(PriorityName)
+    if name not in known:
+        raise PhaserouteError(
+            grpc.StatusCode.INVALID_ARGUMENT, f"priority: is {name!r}; use {' or '.join(known)}", field="priority"
+        )
+    return pb.Priority.Value(f"PRIORITY_{name.upper()}")
 
 
 def _put(message: Any, name: str, value: Any, path: str) -> None:

@@ -24,17 +24,19 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dphaseroute/v1/inference.proto\x12\rphaseroute.v1\"t\n\x06Prompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12#\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x13.phaseroute.v1.ChatH\x00\x12,\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x17.phaseroute.v1.TokenIdsH\x00\x42\x07\n\x05input\"4\n\x04\x43hat\x12,\n\x08messages\x18\x01 \x03(\x0b\x32\x1a.phaseroute.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xcc\x02\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\rH\x04\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x08 \x01(\x02H\x07\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x15\n\x13_repetition_penaltyB\x14\n\x12_frequency_penaltyB\x13\n\x11_presence_penalty\"J\n\x0cRoutingHints\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x02 \x01(\t\x12\x19\n\x11\x65xcluded_backends\x18\x03 \x03(\t\"G\n\x07\x41ttempt\x12\n\n\x02id\x18\x01 \x01(\t\x12\x1c\n\x0freusable_tokens\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\x12\n\x10_reusable_tokens\"\xad\x02\n\x0fGenerateRequest\x12%\n\x06prompt\x18\x01 \x01(\x0b\x32\x15.phaseroute.v1.Prompt\x12\x1b\n\x0emax_new_tokens\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12)\n\x08sampling\x18\x03 \x01(\x0b\x32\x17.phaseroute.v1.Sampling\x12\x0c\n\x04stop\x18\x04 \x03(\t\x12\x12\n\nignore_eos\x18\x05 \x01(\x08\x12\x10\n\x08workload\x18\x06 \x01(\t\x12\r\n\x05model\x18\x07 \x01(\t\x12,\n\x07routing\x18\x08 \x01(\x0b\x32\x1b.phaseroute.v1.RoutingHints\x12\'\n\x07\x61ttempt\x18\t \x01(\x0b\x32\x16.phaseroute.v1.AttemptB\x11\n\x0f_max_new_tokens\"o\n\x10GenerateResponse\x12%\n\x05\x64\x65lta\x18\x01 \x01(\x0b\x32\x14.phaseroute.v1.DeltaH\x00\x12+\n\x08\x66inished\x18\x02 \x01(\x0b\x32\x17.phaseroute.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"(\n\x05\x44\x65lta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\xbb\x01\n\x08\x46inished\x12\x32\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x1b.phaseroute.v1.FinishReason\x12#\n\x05usage\x18\x02 \x01(\x0b\x32\x14.phaseroute.v1.Usage\x12\'\n\x07timings\x18\x03 \x01(\x0b\x32\x16.phaseroute.v1.Timings\x12-\n\x07routing\x18\x04 \x01(\x0b\x32\x1c.phaseroute.v1.RoutingRecord\"O\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x18\n\x10generated_tokens\x18\x03 \x01(\r\"?\n\x07Timings\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x11\n\tprefill_s\x18\x02 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x03 \x01(\x01\"\xf3\x01\n\rRoutingRecord\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\t\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x03 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x04 \x01(\r\x12\x1d\n\x10predicted_ttft_s\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x1f\n\x12predicted_finish_s\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x15\n\ractual_ttft_s\x18\x07 \x01(\x01\x12\x17\n\x0f\x61\x63tual_finish_s\x18\x08 \x01(\x01\x42\x13\n\x11_predicted_ttft_sB\x15\n\x13_predicted_finish_s\"\x0f\n\rStatusRequest\">\n\x0eStatusResponse\x12,\n\x06status\x18\x01 \x01(\x0b\x32\x1c.phaseroute.v1.BackendStatus\"\x14\n\x12WatchStatusRequest\"C\n\x13WatchStatusResponse\x12,\n\x06status\x18\x01 \x01(\x0b\x32\x1c.phaseroute.v1.BackendStatus\"\xa8\x03\n\rBackendStatus\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\'\n\x05model\x18\x03 \x01(\x0b\x32\x18.phaseroute.v1.ModelInfo\x12)\n\x06\x65ngine\x18\x04 \x01(\x0b\x32\x19.phaseroute.v1.EngineInfo\x12\x12\n\nmax_active\x18\x05 \x01(\r\x12\x12\n\nmax_queued\x18\x06 \x01(\r\x12.\n\x08requests\x18\x07 \x03(\x0b\x32\x1c.phaseroute.v1.RequestStatus\x12.\n\x08kv_cache\x18\x08 \x01(\x0b\x32\x1c.phaseroute.v1.KvCacheStatus\x12\x34\n\x0eisolated_rates\x18\t \x01(\x0b\x32\x1c.phaseroute.v1.IsolatedRates\x12,\n\nstep_model\x18\n \x01(\x0b\x32\x18.phaseroute.v1.StepModel\x12\x10\n\x08\x64raining\x18\x0b \x01(\x08\x12\x1e\n\x16seconds_since_progress\x18\x0c \x01(\x01\"F\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x03 \x01(\r\"=\n\nEngineInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x11\n\tsimulated\x18\x03 \x01(\x08\"\xc4\x01\n\rRequestStatus\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12*\n\x05phase\x18\x02 \x01(\x0e\x32\x1b.phaseroute.v1.RequestPhase\x12 \n\x18remaining_prefill_tokens\x18\x03 \x01(\r\x12\x1f\n\x17remaining_decode_tokens\x18\x04 \x01(\r\x12\x18\n\x10generated_tokens\x18\x05 \x01(\r\x12\x16\n\x0e\x63ontext_tokens\x18\x06 \x01(\r\"o\n\rKvCacheStatus\x12\x17\n\x0f\x63\x61pacity_tokens\x18\x01 \x01(\r\x12\x13\n\x0bused_tokens\x18\x02 \x01(\r\x12\x17\n\x0fretained_tokens\x18\x03 \x01(\r\x12\x17\n\x0freserved_tokens\x18\x04 \x01(\r\"J\n\rIsolatedRates\x12\x1c\n\x14prefill_tokens_per_s\x18\x01 \x01(\x01\x12\x1b\n\x13\x64\x65\x63ode_tokens_per_s\x18\x02 \x01(\x01\"\x84\x01\n\tStepModel\x12\x0e\n\x06\x62\x61se_s\x18\x01 \x01(\x01\x12\x13\n\x0bper_token_s\x18\x02 \x01(\x01\x12\x11\n\tper_row_s\x18\x03 \x01(\x01\x12\x16\n\x0eper_attended_s\x18\x04 \x01(\x01\x12\x0f\n\x07samples\x18\x05 \x01(\r\x12\x16\n\x0eresidual_p90_s\x18\x06 \x01(\x01\":\n\x11\x43\x61\x63heProbeRequest\x12%\n\x06prompt\x18\x01 \x01(\x0b\x32\x15.phaseroute.v1.Prompt\"D\n\x12\x43\x61\x63heProbeResponse\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x17\n\x0freusable_tokens\x18\x02 \x01(\r*v\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x03*|\n\x0cRequestPhase\x12\x1d\n\x19REQUEST_PHASE_UNSPECIFIED\x10\x00\x12\x18\n\x14REQUEST_PHASE_QUEUED\x10\x01\x12\x19\n\x15REQUEST_PHASE_PREFILL\x10\x02\x12\x18\n\x14REQUEST_PHASE_DECODE\x10\x03\x32\xd3\x02\n\x10InferenceService\x12M\n\x08Generate\x12\x1e.phaseroute.v1.GenerateRequest\x1a\x1f.phaseroute.v1.GenerateResponse0\x01\x12\x45\n\x06Status\x12\x1c.phaseroute.v1.StatusRequest\x1a\x1d.phaseroute.v1.StatusResponse\x12V\n\x0bWatchStatus\x12!.phaseroute.v1.WatchStatusRequest\x1a\".phaseroute.v1.WatchStatusResponse0\x01\x12Q\n\nCacheProbe\x12 .phaseroute.v1.CacheProbeRequest\x1a!.phaseroute.v1.CacheProbeResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dphaseroute/v1/inference.proto\x12\rphaseroute.v1\"t\n\x06Prompt\x12\x0e\n\x04text\x18\x01 \x01(\tH\x00\x12#\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x13.phaseroute.v1.ChatH\x00\x12,\n\ttoken_ids\x18\x03 \x01(\x0b\x32\x17.phaseroute.v1.TokenIdsH\x00\x42\x07\n\x05input\"4\n\x04\x43hat\x12,\n\x08messages\x18\x01 \x03(\x0b\x32\x1a.phaseroute.v1.ChatMessage\",\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\r\"\xcc\x02\n\x08Sampling\x12\x18\n\x0btemperature\x18\x01 \x01(\x02H\x00\x88\x01\x01\x12\x12\n\x05top_p\x18\x02 \x01(\x02H\x01\x88\x01\x01\x12\x12\n\x05top_k\x18\x03 \x01(\x05H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x02H\x03\x88\x01\x01\x12\x11\n\x04seed\x18\x05 \x01(\rH\x04\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x06 \x01(\x02H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x02H\x06\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x08 \x01(\x02H\x07\x88\x01\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_pB\x08\n\x06_top_kB\x08\n\x06_min_pB\x07\n\x05_seedB\x15\n\x13_repetition_penaltyB\x14\n\x12_frequency_penaltyB\x13\n\x11_presence_penalty\"J\n\x0cRoutingHints\x12\x0e\n\x06policy\x18\x01 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x02 \x01(\t\x12\x19\n\x11\x65xcluded_backends\x18\x03 \x03(\t\"G\n\x07\x41ttempt\x12\n\n\x02id\x18\x01 \x01(\t\x12\x1c\n\x0freusable_tokens\x18\x02 \x01(\rH\x00\x88\x01\x01\x42\x12\n\x10_reusable_tokens\"\xd8\x02\n\x0fGenerateRequest\x12%\n\x06prompt\x18\x01 \x01(\x0b\x32\x15.phaseroute.v1.Prompt\x12\x1b\n\x0emax_new_tokens\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12)\n\x08sampling\x18\x03 \x01(\x0b\x32\x17.phaseroute.v1.Sampling\x12\x0c\n\x04stop\x18\x04 \x03(\t\x12\x12\n\nignore_eos\x18\x05 \x01(\x08\x12\x10\n\x08workload\x18\x06 \x01(\t\x12\r\n\x05model\x18\x07 \x01(\t\x12,\n\x07routing\x18\x08 \x01(\x0b\x32\x1b.phaseroute.v1.RoutingHints\x12\'\n\x07\x61ttempt\x18\t \x01(\x0b\x32\x16.phaseroute.v1.Attempt\x12)\n\x08priority\x18\n \x01(\x0e\x32\x17.phaseroute.v1.PriorityB\x11\n\x0f_max_new_tokens\"o\n\x10GenerateResponse\x12%\n\x05\x64\x65lta\x18\x01 \x01(\x0b\x32\x14.phaseroute.v1.DeltaH\x00\x12+\n\x08\x66inished\x18\x02 \x01(\x0b\x32\x17.phaseroute.v1.FinishedH\x00\x42\x07\n\x05\x65vent\"(\n\x05\x44\x65lta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\r\"\xbb\x01\n\x08\x46inished\x12\x32\n\rfinish_reason\x18\x01 \x01(\x0e\x32\x1b.phaseroute.v1.FinishReason\x12#\n\x05usage\x18\x02 \x01(\x0b\x32\x14.phaseroute.v1.Usage\x12\'\n\x07timings\x18\x03 \x01(\x0b\x32\x16.phaseroute.v1.Timings\x12-\n\x07routing\x18\x04 \x01(\x0b\x32\x1c.phaseroute.v1.RoutingRecord\"O\n\x05Usage\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x15\n\rcached_tokens\x18\x02 \x01(\r\x12\x18\n\x10generated_tokens\x18\x03 \x01(\r\"?\n\x07Timings\x12\x0f\n\x07queue_s\x18\x01 \x01(\x01\x12\x11\n\tprefill_s\x18\x02 \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x03 \x01(\x01\"\xf3\x01\n\rRoutingRecord\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\t\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x0f\n\x07\x62\x61\x63kend\x18\x03 \x01(\t\x12\x10\n\x08\x61ttempts\x18\x04 \x01(\r\x12\x1d\n\x10predicted_ttft_s\x18\x05 \x01(\x01H\x00\x88\x01\x01\x12\x1f\n\x12predicted_finish_s\x18\x06 \x01(\x01H\x01\x88\x01\x01\x12\x15\n\ractual_ttft_s\x18\x07 \x01(\x01\x12\x17\n\x0f\x61\x63tual_finish_s\x18\x08 \x01(\x01\x42\x13\n\x11_predicted_ttft_sB\x15\n\x13_predicted_finish_s\"\x0f\n\rStatusRequest\">\n\x0eStatusResponse\x12,\n\x06status\x18\x01 \x01(\x0b\x32\x1c.phaseroute.v1.BackendStatus\"\x14\n\x12WatchStatusRequest\"C\n\x13WatchStatusResponse\x12,\n\x06status\x18\x01 \x01(\x0b\x32\x1c.phaseroute.v1.BackendStatus\"\xc3\x03\n\rBackendStatus\x12\x13\n\x0bincarnation\x18\x01 \x01(\t\x12\x10\n\x08sequence\x18\x02 \x01(\x04\x12\'\n\x05model\x18\x03 \x01(\x0b\x32\x18.phaseroute.v1.ModelInfo\x12)\n\x06\x65ngine\x18\x04 \x01(\x0b\x32\x19.phaseroute.v1.EngineInfo\x12\x12\n\nmax_active\x18\x05 \x01(\r\x12\x12\n\nmax_queued\x18\x06 \x01(\r\x12.\n\x08requests\x18\x07 \x03(\x0b\x32\x1c.phaseroute.v1.RequestStatus\x12.\n\x08kv_cache\x18\x08 \x01(\x0b\x32\x1c.phaseroute.v1.KvCacheStatus\x12\x34\n\x0eisolated_rates\x18\t \x01(\x0b\x32\x1c.phaseroute.v1.IsolatedRates\x12,\n\nstep_model\x18\n \x01(\x0b\x32\x18.phaseroute.v1.StepModel\x12\x10\n\x08\x64raining\x18\x0b \x01(\x08\x12\x1e\n\x16seconds_since_progress\x18\x0c \x01(\x01\x12\x19\n\x11scheduling_policy\x18\r \x01(\t\"F\n\tModelInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x03 \x01(\r\"=\n\nEngineInfo\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06\x64\x65vice\x18\x02 \x01(\t\x12\x11\n\tsimulated\x18\x03 \x01(\x08\"\xef\x01\n\rRequestStatus\x12\x12\n\nattempt_id\x18\x01 \x01(\t\x12*\n\x05phase\x18\x02 \x01(\x0e\x32\x1b.phaseroute.v1.RequestPhase\x12 \n\x18remaining_prefill_tokens\x18\x03 \x01(\r\x12\x1f\n\x17remaining_decode_tokens\x18\x04 \x01(\r\x12\x18\n\x10generated_tokens\x18\x05 \x01(\r\x12\x16\n\x0e\x63ontext_tokens\x18\x06 \x01(\r\x12)\n\x08priority\x18\x07 \x01(\x0e\x32\x17.phaseroute.v1.Priority\"\xa2\x01\n\rKvCacheStatus\x12\x17\n\x0f\x63\x61pacity_tokens\x18\x01 \x01(\r\x12\x13\n\x0bused_tokens\x18\x02 \x01(\r\x12\x17\n\x0fretained_tokens\x18\x03 \x01(\r\x12\x17\n\x0freserved_tokens\x18\x04 \x01(\r\x12\x13\n\x0bhost_tokens\x18\x05 \x01(\r\x12\x1c\n\x14host_capacity_tokens\x18\x06 \x01(\r\"J\n\rIsolatedRates\x12\x1c\n\x14prefill_tokens_per_s\x18\x01 \x01(\x01\x12\x1b\n\x13\x64\x65\x63ode_tokens_per_s\x18\x02 \x01(\x01\"\x84\x01\n\tStepModel\x12\x0e\n\x06\x62\x61se_s\x18\x01 \x01(\x01\x12\x13\n\x0bper_token_s\x18\x02 \x01(\x01\x12\x11\n\tper_row_s\x18\x03 \x01(\x01\x12\x16\n\x0eper_attended_s\x18\x04 \x01(\x01\x12\x0f\n\x07samples\x18\x05 \x01(\r\x12\x16\n\x0eresidual_p90_s\x18\x06 \x01(\x01\":\n\x11\x43\x61\x63heProbeRequest\x12%\n\x06prompt\x18\x01 \x01(\x0b\x32\x15.phaseroute.v1.Prompt\"D\n\x12\x43\x61\x63heProbeResponse\x12\x15\n\rprompt_tokens\x18\x01 \x01(\r\x12\x17\n\x0freusable_tokens\x18\x02 \x01(\r*R\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x18\n\x14PRIORITY_INTERACTIVE\x10\x01\x12\x12\n\x0ePRIORITY_BATCH\x10\x02*v\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x15\n\x11\x46INISH_REASON_EOS\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x03*|\n\x0cRequestPhase\x12\x1d\n\x19REQUEST_PHASE_UNSPECIFIED\x10\x00\x12\x18\n\x14REQUEST_PHASE_QUEUED\x10\x01\x12\x19\n\x15REQUEST_PHASE_PREFILL\x10\x02\x12\x18\n\x14REQUEST_PHASE_DECODE\x10\x03\x32\xd3\x02\n\x10InferenceService\x12M\n\x08Generate\x12\x1e.phaseroute.v1.GenerateRequest\x1a\x1f.phaseroute.v1.GenerateResponse0\x01\x12\x45\n\x06Status\x12\x1c.phaseroute.v1.StatusRequest\x1a\x1d.phaseroute.v1.StatusResponse\x12V\n\x0bWatchStatus\x12!.phaseroute.v1.WatchStatusRequest\x1a\".phaseroute.v1.WatchStatusResponse0\x01\x12Q\n\nCacheProbe\x12 .phaseroute.v1.CacheProbeRequest\x1a!.phaseroute.v1.CacheProbeResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'phaseroute.v1.inference_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_FINISHREASON']._serialized_start=3203
-  _globals['_FINISHREASON']._serialized_end=3321
-  _globals['_REQUESTPHASE']._serialized_start=3323
-  _globals['_REQUESTPHASE']._serialized_end=3447
+  _globals['_PRIORITY']._serialized_start=3368
+  _globals['_PRIORITY']._serialized_end=3450
+  _globals['_FINISHREASON']._serialized_start=3452
+  _globals['_FINISHREASON']._serialized_end=3570
+  _globals['_REQUESTPHASE']._serialized_start=3572
+  _globals['_REQUESTPHASE']._serialized_end=3696
   _globals['_PROMPT']._serialized_start=48
   _globals['_PROMPT']._serialized_end=164
   _globals['_CHAT']._serialized_start=166
@@ -50,45 +52,45 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_ATTEMPT']._serialized_start=702
   _globals['_ATTEMPT']._serialized_end=773
   _globals['_GENERATEREQUEST']._serialized_start=776
-  _globals['_GENERATEREQUEST']._serialized_end=1077
-  _globals['_GENERATERESPONSE']._serialized_start=1079
-  _globals['_GENERATERESPONSE']._serialized_end=1190
-  _globals['_DELTA']._serialized_start=1192
-  _globals['_DELTA']._serialized_end=1232
-  _globals['_FINISHED']._serialized_start=1235
-  _globals['_FINISHED']._serialized_end=1422
-  _globals['_USAGE']._serialized_start=1424
-  _globals['_USAGE']._serialized_end=1503
-  _globals['_TIMINGS']._serialized_start=1505
-  _globals['_TIMINGS']._serialized_end=1568
-  _globals['_ROUTINGRECORD']._serialized_start=1571
-  _globals['_ROUTINGRECORD']._serialized_end=1814
-  _globals['_STATUSREQUEST']._serialized_start=1816
-  _globals['_STATUSREQUEST']._serialized_end=1831
-  _globals['_STATUSRESPONSE']._serialized_start=1833
-  _globals['_STATUSRESPONSE']._serialized_end=1895
-  _globals['_WATCHSTATUSREQUEST']._serialized_start=1897
-  _globals['_WATCHSTATUSREQUEST']._serialized_end=1917
-  _globals['_WATCHSTATUSRESPONSE']._serialized_start=1919
-  _globals['_WATCHSTATUSRESPONSE']._serialized_end=1986
-  _globals['_BACKENDSTATUS']._serialized_start=1989
-  _globals['_BACKENDSTATUS']._serialized_end=2413
-  _globals['_MODELINFO']._serialized_start=2415
-  _globals['_MODELINFO']._serialized_end=2485
-  _globals['_ENGINEINFO']._serialized_start=2487
-  _globals['_ENGINEINFO']._serialized_end=2548
-  _globals['_REQUESTSTATUS']._serialized_start=2551
-  _globals['_REQUESTSTATUS']._serialized_end=2747
-  _globals['_KVCACHESTATUS']._serialized_start=2749
-  _globals['_KVCACHESTATUS']._serialized_end=2860
-  _globals['_ISOLATEDRATES']._serialized_start=2862
-  _globals['_ISOLATEDRATES']._serialized_end=2936
-  _globals['_STEPMODEL']._serialized_start=2939
-  _globals['_STEPMODEL']._serialized_end=3071
-  _globals['_CACHEPROBEREQUEST']._serialized_start=3073
-  _globals['_CACHEPROBEREQUEST']._serialized_end=3131
-  _globals['_CACHEPROBERESPONSE']._serialized_start=3133
-  _globals['_CACHEPROBERESPONSE']._serialized_end=3201
-  _globals['_INFERENCESERVICE']._serialized_start=3450
-  _globals['_INFERENCESERVICE']._serialized_end=3789
+  _globals['_GENERATEREQUEST']._serialized_end=1120
+  _globals['_GENERATERESPONSE']._serialized_start=1122
+  _globals['_GENERATERESPONSE']._serialized_end=1233
+  _globals['_DELTA']._serialized_start=1235
+  _globals['_DELTA']._serialized_end=1275
+  _globals['_FINISHED']._serialized_start=1278
+  _globals['_FINISHED']._serialized_end=1465
+  _globals['_USAGE']._serialized_start=1467
+  _globals['_USAGE']._serialized_end=1546
+  _globals['_TIMINGS']._serialized_start=1548
+  _globals['_TIMINGS']._serialized_end=1611
+  _globals['_ROUTINGRECORD']._serialized_start=1614
+  _globals['_ROUTINGRECORD']._serialized_end=1857
+  _globals['_STATUSREQUEST']._serialized_start=1859
+  _globals['_STATUSREQUEST']._serialized_end=1874
+  _globals['_STATUSRESPONSE']._serialized_start=1876
+  _globals['_STATUSRESPONSE']._serialized_end=1938
+  _globals['_WATCHSTATUSREQUEST']._serialized_start=1940
+  _globals['_WATCHSTATUSREQUEST']._serialized_end=1960
+  _globals['_WATCHSTATUSRESPONSE']._serialized_start=1962
+  _globals['_WATCHSTATUSRESPONSE']._serialized_end=2029
+  _globals['_BACKENDSTATUS']._serialized_start=2032
+  _globals['_BACKENDSTATUS']._serialized_end=2483
+  _globals['_MODELINFO']._serialized_start=2485
+  _globals['_MODELINFO']._serialized_end=2555
+  _globals['_ENGINEINFO']._serialized_start=2557
+  _globals['_ENGINEINFO']._serialized_end=2618
+  _globals['_REQUESTSTATUS']._serialized_start=2621
+  _globals['_REQUESTSTATUS']._serialized_end=2860
+  _globals['_KVCACHESTATUS']._serialized_start=2863
+  _globals['_KVCACHESTATUS']._serialized_end=3025
+  _globals['_ISOLATEDRATES']._serialized_start=3027
+  _globals['_ISOLATEDRATES']._serialized_end=3101
+  _globals['_STEPMODEL']._serialized_start=3104
+  _globals['_STEPMODEL']._serialized_end=3236
+  _globals['_CACHEPROBEREQUEST']._serialized_start=3238
+  _globals['_CACHEPROBEREQUEST']._serialized_end=3296
+  _globals['_CACHEPROBERESPONSE']._serialized_start=3298
+  _globals['_CACHEPROBERESPONSE']._serialized_end=3366
+  _globals['_INFERENCESERVICE']._serialized_start=3699
+  _globals['_INFERENCESERVICE']._serialized_end=4038
 # @@protoc_insertion_point(module_scope)

@@ -7,6 +7,12 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class Priority(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    PRIORITY_UNSPECIFIED: _ClassVar[Priority]
+    PRIORITY_INTERACTIVE: _ClassVar[Priority]
+    PRIORITY_BATCH: _ClassVar[Priority]
+
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     FINISH_REASON_UNSPECIFIED: _ClassVar[FinishReason]
@@ -20,6 +26,9 @@ class RequestPhase(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     REQUEST_PHASE_QUEUED: _ClassVar[RequestPhase]
     REQUEST_PHASE_PREFILL: _ClassVar[RequestPhase]
     REQUEST_PHASE_DECODE: _ClassVar[RequestPhase]
+PRIORITY_UNSPECIFIED: Priority
+PRIORITY_INTERACTIVE: Priority
+PRIORITY_BATCH: Priority
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_EOS: FinishReason
 FINISH_REASON_LENGTH: FinishReason
@@ -98,7 +107,7 @@ class Attempt(_message.Message):
     def __init__(self, id: _Optional[str] = ..., reusable_tokens: _Optional[int] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
-    __slots__ = ("prompt", "max_new_tokens", "sampling", "stop", "ignore_eos", "workload", "model", "routing", "attempt")
+    __slots__ = ("prompt", "max_new_tokens", "sampling", "stop", "ignore_eos", "workload", "model", "routing", "attempt", "priority")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
     MAX_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     SAMPLING_FIELD_NUMBER: _ClassVar[int]
@@ -108,6 +117,7 @@ class GenerateRequest(_message.Message):
     MODEL_FIELD_NUMBER: _ClassVar[int]
     ROUTING_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     prompt: Prompt
     max_new_tokens: int
     sampling: Sampling
@@ -117,7 +127,8 @@ class GenerateRequest(_message.Message):
     model: str
     routing: RoutingHints
     attempt: Attempt
-    def __init__(self, prompt: _Optional[_Union[Prompt, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., ignore_eos: _Optional[bool] = ..., workload: _Optional[str] = ..., model: _Optional[str] = ..., routing: _Optional[_Union[RoutingHints, _Mapping]] = ..., attempt: _Optional[_Union[Attempt, _Mapping]] = ...) -> None: ...
+    priority: Priority
+    def __init__(self, prompt: _Optional[_Union[Prompt, _Mapping]] = ..., max_new_tokens: _Optional[int] = ..., sampling: _Optional[_Union[Sampling, _Mapping]] = ..., stop: _Optional[_Iterable[str]] = ..., ignore_eos: _Optional[bool] = ..., workload: _Optional[str] = ..., model: _Optional[str] = ..., routing: _Optional[_Union[RoutingHints, _Mapping]] = ..., attempt: _Optional[_Union[Attempt, _Mapping]] = ..., priority: _Optional[_Union[Priority, str]] = ...) -> None: ...
 
 class GenerateResponse(_message.Message):
     __slots__ = ("delta", "finished")
@@ -208,7 +219,7 @@ class WatchStatusResponse(_message.Message):
     def __init__(self, status: _Optional[_Union[BackendStatus, _Mapping]] = ...) -> None: ...
 
 class BackendStatus(_message.Message):
-    __slots__ = ("incarnation", "sequence", "model", "engine", "max_active", "max_queued", "requests", "kv_cache", "isolated_rates", "step_model", "draining", "seconds_since_progress")
+    __slots__ = ("incarnation", "sequence", "model", "engine", "max_active", "max_queued", "requests", "kv_cache", "isolated_rates", "step_model", "draining", "seconds_since_progress", "scheduling_policy")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -221,6 +232,7 @@ class BackendStatus(_message.Message):
     STEP_MODEL_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     SECONDS_SINCE_PROGRESS_FIELD_NUMBER: _ClassVar[int]
+    SCHEDULING_POLICY_FIELD_NUMBER: _ClassVar[int]
     incarnation: str
     sequence: int
     model: ModelInfo
@@ -233,7 +245,8 @@ class BackendStatus(_message.Message):
     step_model: StepModel
     draining: bool
     seconds_since_progress: float
-    def __init__(self, incarnation: _Optional[str] = ..., sequence: _Optional[int] = ..., model: _Optional[_Union[ModelInfo, _Mapping]] = ..., engine: _Optional[_Union[EngineInfo, _Mapping]] = ..., max_active: _Optional[int] = ..., max_queued: _Optional[int] = ..., requests: _Optional[_Iterable[_Union[RequestStatus, _Mapping]]] = ..., kv_cache: _Optional[_Union[KvCacheStatus, _Mapping]] = ..., isolated_rates: _Optional[_Union[IsolatedRates, _Mapping]] = ..., step_model: _Optional[_Union[StepModel, _Mapping]] = ..., draining: _Optional[bool] = ..., seconds_since_progress: _Optional[float] = ...) -> None: ...
+    scheduling_policy: str
+    def __init__(self, incarnation: _Optional[str] = ..., sequence: _Optional[int] = ..., model: _Optional[_Union[ModelInfo, _Mapping]] = ..., engine: _Optional[_Union[EngineInfo, _Mapping]] = ..., max_active: _Optional[int] = ..., max_queued: _Optional[int] = ..., requests: _Optional[_Iterable[_Union[RequestStatus, _Mapping]]] = ..., kv_cache: _Optional[_Union[KvCacheStatus, _Mapping]] = ..., isolated_rates: _Optional[_Union[IsolatedRates, _Mapping]] = ..., step_model: _Optional[_Union[StepModel, _Mapping]] = ..., draining: _Optional[bool] = ..., seconds_since_progress: _Optional[float] = ..., scheduling_policy: _Optional[str] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
     __slots__ = ("name", "fingerprint", "context_tokens")
@@ -256,32 +269,38 @@ class EngineInfo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., device: _Optional[str] = ..., simulated: _Optional[bool] = ...) -> None: ...
 
 class RequestStatus(_message.Message):
-    __slots__ = ("attempt_id", "phase", "remaining_prefill_tokens", "remaining_decode_tokens", "generated_tokens", "context_tokens")
+    __slots__ = ("attempt_id", "phase", "remaining_prefill_tokens", "remaining_decode_tokens", "generated_tokens", "context_tokens", "priority")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     REMAINING_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     REMAINING_DECODE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     attempt_id: str
     phase: RequestPhase
     remaining_prefill_tokens: int
     remaining_decode_tokens: int
     generated_tokens: int
     context_tokens: int
-    def __init__(self, attempt_id: _Optional[str] = ..., phase: _Optional[_Union[RequestPhase, str]] = ..., remaining_prefill_tokens: _Optional[int] = ..., remaining_decode_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., context_tokens: _Optional[int] = ...) -> None: ...
+    priority: Priority
+    def __init__(self, attempt_id: _Optional[str] = ..., phase: _Optional[_Union[RequestPhase, str]] = ..., remaining_prefill_tokens: _Optional[int] = ..., remaining_decode_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., context_tokens: _Optional[int] = ..., priority: _Optional[_Union[Priority, str]] = ...) -> None: ...
 
 class KvCacheStatus(_message.Message):
-    __slots__ = ("capacity_tokens", "used_tokens", "retained_tokens", "reserved_tokens")
+    __slots__ = ("capacity_tokens", "used_tokens", "retained_tokens", "reserved_tokens", "host_tokens", "host_capacity_tokens")
     CAPACITY_TOKENS_FIELD_NUMBER: _ClassVar[int]
     USED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RETAINED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RESERVED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HOST_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    HOST_CAPACITY_TOKENS_FIELD_NUMBER: _ClassVar[int]
     capacity_tokens: int
     used_tokens: int
     retained_tokens: int
     reserved_tokens: int
-    def __init__(self, capacity_tokens: _Optional[int] = ..., used_tokens: _Optional[int] = ..., retained_tokens: _Optional[int] = ..., reserved_tokens: _Optional[int] = ...) -> None: ...
+    host_tokens: int
+    host_capacity_tokens: int
+    def __init__(self, capacity_tokens: _Optional[int] = ..., used_tokens: _Optional[int] = ..., retained_tokens: _Optional[int] = ..., reserved_tokens: _Optional[int] = ..., host_tokens: _Optional[int] = ..., host_capacity_tokens: _Optional[int] = ...) -> None: ...
 
 class IsolatedRates(_message.Message):
     __slots__ = ("prefill_tokens_per_s", "decode_tokens_per_s")

@@ -68,6 +68,18 @@ class AgainstSetsOfCells(RuleBasedStateMachine):
         self.reserved.pop(seq, None)
         assert self.cells.used == used - len(before - self.all_ids())
 
+    @precondition(lambda self: self.ids)
+    @rule(data=st.data())
+    def truncate(self, data: st.DataObject) -> None:
+        seq = data.draw(st.sampled_from(sorted(self.ids)))
+        length = data.draw(st.integers(0, len(self.ids[seq])))
+        if seq in self.reserved:
+            with pytest.raises(ValueError, match="is live"):
+                self.cells.truncate(seq, length)
+            return
+        self.cells.truncate(seq, length)
+        self.ids[seq] = self.ids[seq][:length]
+
     @invariant()
     def adds_up(self) -> None:
         self.cells.check_integrity()
@@ -142,6 +154,37 @@ def test_many_share_points_leave_nothing_behind() -> None:
     assert cells._root.children == {cells._sequences[0].tail}
 
 
+def test_a_cut_frees_only_what_nobody_else_references() -> None:
+    cells = KvCells(100)
+    cells.start(0, shared_from=None, shared_tokens=0, worst_case_tokens=50)
+    cells.grow(0, 40)
+    cells.start(1, shared_from=0, shared_tokens=30, worst_case_tokens=30)
+    cells.retain(0)
+    cells.truncate(0, 35)
+    assert (cells.used, cells.retained, cells.length(0)) == (35, 5, 35)
+    cells.truncate(0, 10)
+    assert (cells.used, cells.retained, cells.length(0)) == (30, 0, 10)
+    cells.remove(1)
+    assert (cells.used, cells.retained) == (10, 10)
+    cells.truncate(0, 0)
+    assert (cells.used, cells.length(0)) == (0, 0)
+    cells.remove(0)
+    assert not cells._root.children
+
+
+def test_many_cuts_leave_nothing_behind() -> None:
+    cells = KvCells(1000)
+    cells.start(0, shared_from=None, shared_tokens=0, worst_case_tokens=100)
+    cells.grow(0, 100)
+    cells.start(1, shared_from=0, shared_tokens=100, worst_case_tokens=100)
+    cells.retain(0)
+    for length in range(100, -1, -1):
+        cells.truncate(0, length)
+        cells.check_integrity()
+        assert cells.used == 100
+    assert cells._root.children == {cells._sequences[0].tail, cells._sequences[1].tail}
+
+
 def test_wrong_use_says_what_is_wrong_and_changes_nothing() -> None:
     cells = KvCells(100)
     cells.start(0, shared_from=None, shared_tokens=0, worst_case_tokens=10)
@@ -158,9 +201,16 @@ def test_wrong_use_says_what_is_wrong_and_changes_nothing() -> None:
         cells.start(1, shared_from=0, shared_tokens=6, worst_case_tokens=5)
     with pytest.raises(KeyError):
         cells.remove(1)
+    with pytest.raises(ValueError, match="sequence 0 is live"):
+        cells.truncate(0, 6)
+    with pytest.raises(KeyError):
+        cells.truncate(1, 0)
     cells.retain(0)
     with pytest.raises(ValueError, match="retained already"):
         cells.retain(0)
+    for length in (-1, 7):
+        with pytest.raises(ValueError, match=f"cannot be cut to {length} tokens; it has 6"):
+            cells.truncate(0, length)
     with pytest.raises(ValueError, match="at least 1"):
         KvCells(0)
     cells.check_integrity()

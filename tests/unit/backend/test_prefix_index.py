@@ -85,6 +85,14 @@ class AgainstListsByOwner(RuleBasedStateMachine):
         self.index.remove(owner)
         del self.model[owner]
 
+    @precondition(lambda self: self.model)
+    @rule(data=st.data())
+    def truncate(self, data: st.DataObject) -> None:
+        owner = data.draw(st.sampled_from(sorted(self.model)))
+        length = data.draw(st.integers(0, len(self.model[owner])))
+        self.index.truncate(owner, length)
+        del self.model[owner][length:]
+
     @rule(data=st.data(), tokens=TOKENS)
     def match(self, data: st.DataObject, tokens: list[int]) -> None:
         if self.model and data.draw(st.booleans()):
@@ -103,6 +111,9 @@ class AgainstListsByOwner(RuleBasedStateMachine):
         assert self.index.owners == set(self.model)
         for owner, tokens in self.model.items():
             assert self.index.tokens_of(owner) == tokens
+            others = [held for other, held in self.model.items() if other != owner]
+            held = max((common_prefix(array("I", other), array("I", tokens)) for other in others), default=0)
+            assert self.index.sole_tokens(owner) == len(tokens) - held
         distinct = {tuple(tokens[:end]) for tokens in self.model.values() for end in range(1, len(tokens) + 1)}
         assert self.index.total_tokens == len(distinct)
 
@@ -162,7 +173,40 @@ def test_the_tree_is_compact_again_once_a_branch_is_gone() -> None:
     assert (nodes(index), index.total_tokens) == (0, 0)
 
 
-@pytest.mark.parametrize("operation", [lambda i: i.extend(7, [1]), lambda i: i.remove(7), lambda i: i.tokens_of(7)])
+def test_a_cut_takes_only_what_nobody_else_holds() -> None:
+    index = index_of(_1=[1, 2, 3, 4, 5], _2=[1, 2, 3, 9])
+    assert (index.sole_tokens(1), index.sole_tokens(2)) == (2, 1)
+    index.truncate(1, 4)
+    assert index.match([1, 2, 3, 4, 5]) == Match(4, frozenset({1}))
+    index.truncate(1, 2)
+    assert index.match([1, 2, 3, 4]) == Match(3, frozenset({2}))
+    assert index.match([1, 2]) == Match(2, frozenset({1, 2}))
+    assert (index.sole_tokens(1), index.sole_tokens(2)) == (0, 2)
+    index.truncate(1, 0)
+    assert (index.tokens_of(1), nodes(index)) == ([], 1)
+    index.check_integrity()
+
+
+def test_a_sequence_is_only_cut_to_what_it_has() -> None:
+    index = index_of(_1=[1, 2, 3], _2=[1, 2])
+    before = structure(index)
+    for length in (-1, 4):
+        with pytest.raises(ValueError, match=f"owner 1 cannot be cut to {length} tokens; it has 3"):
+            index.truncate(1, length)
+    index.truncate(1, 3)
+    assert structure(index) == before
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda i: i.extend(7, [1]),
+        lambda i: i.remove(7),
+        lambda i: i.truncate(7, 0),
+        lambda i: i.tokens_of(7),
+        lambda i: i.sole_tokens(7),
+    ],
+)
 def test_an_unknown_owner_is_a_key_error(operation: Any) -> None:
     with pytest.raises(KeyError):
         operation(index_of(_1=[1, 2]))
@@ -207,4 +251,22 @@ def test_a_probe_beside_updates_sees_whole_states_only() -> None:
     thread.join()
     whole = {Match(50, frozenset({1})), Match(51, frozenset({2})), Match(60, frozenset({2}))}
     assert set(seen) <= whole
+    index.check_integrity()
+
+
+def test_a_probe_beside_a_cut_sees_the_sequence_before_or_after_it() -> None:
+    index = index_of(_1=list(range(60)), _2=[*range(20), 99])
+    seen: list[Match] = []
+
+    def probe() -> None:
+        for _ in range(400):
+            seen.append(index.match(range(60)))
+
+    thread = Thread(target=probe)
+    thread.start()
+    for _ in range(400):
+        index.truncate(1, 40)
+        index.extend(1, range(40, 60))
+    thread.join()
+    assert set(seen) <= {Match(40, frozenset({1})), Match(60, frozenset({1}))}
     index.check_integrity()

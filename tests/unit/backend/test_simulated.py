@@ -12,11 +12,15 @@ from backend_service.kv_pool import PoolLimits
 from service_kit.faults import InvalidRequest, StartupFailed
 from service_kit.requests import ChatPrompt, ChatTurn, Sampling, TextPrompt, TokenPrompt
 
+LIMITS = PoolLimits(2048, max_live=4)
+HOST_ONLY = PoolLimits(2048, max_live=4, retained_tokens=0, host_tokens=2048)
+"""What is released leaves the device at once."""
 
-def engine(**speed):
+
+def engine(limits=LIMITS, **speed):
     slept = []
     speed = SimulatedSpeed(**{"prefill_tokens_per_s": 100, "decode_step_s": {1: 0.01, 3: 0.03, 4: 0.1}, **speed})
-    return SimulatedEngine(speed, PoolLimits(2048, max_live=4), sleep=slept.append), slept
+    return SimulatedEngine(speed, limits, sleep=slept.append), slept
 
 
 def generate(sim, prompt, count, chunk=1000):
@@ -60,6 +64,31 @@ def test_tokens_depend_on_the_history_alone(prompt, chunk):
     generate(warm, prompt, 12)
     assert generate(warm, prompt, 12) == whole
     assert generate(engine()[0], [*prompt, *whole[:5]], 7) == whole[5:]
+
+
+@given(st.lists(st.integers(0, 255), min_size=1, max_size=10), st.integers(1, 300))
+def test_tokens_depend_on_the_history_alone_when_it_is_restored(pattern, length):
+    prompt = (pattern * length)[:length]
+    warm, _ = engine(HOST_ONLY)
+    whole = generate(engine()[0], prompt, 70)
+    assert generate(warm, prompt, 70) == whole
+    assert generate(warm, prompt, 70) == whole
+    assert generate(warm, [*prompt, *whole[:65]], 5) == whole[65:]
+    warm.check_integrity()
+
+
+def test_what_was_evicted_is_restored_in_no_time():
+    sim, slept = engine(HOST_ONLY)
+    prompt = [index % 251 for index in range(150)]
+    generate(sim, prompt, 1)
+    assert (sim.stats().used_tokens, sim.stats().host_tokens) == (0, 128)
+    assert sim.probe(prompt) == 128
+    slept.clear()
+    admission = sim.admit(prompt, 5, Sampling(), ignore_eos=True)
+    assert (admission.reused_tokens, slept) == (128, [])
+    assert (sim.stats().used_tokens, sim.stats().reserved_tokens) == (128, 22 + 5)
+    sim.step([Slice(admission.handle, 22)])
+    assert slept == pytest.approx([0.22])
 
 
 def test_different_histories_go_different_ways():

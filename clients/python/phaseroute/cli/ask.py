@@ -16,7 +16,7 @@ from rich.console import Console
 from phaseroute import results
 from phaseroute.cli import tables
 from phaseroute.client import Client, Stream
-from phaseroute.requests import GenerateOptions, PromptLike
+from phaseroute.requests import GenerateOptions, PriorityName, PromptLike
 from phaseroute.results import Completion, Delta, Finished
 from phaseroute.v1 import router_pb2
 
@@ -50,6 +50,9 @@ def generate(
     presence_penalty: Annotated[float | None, typer.Option(help="Above 0: repeat less, once seen.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given several times.")] = None,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on when the model would end.")] = False,
+    priority: Annotated[
+        PriorityName | None, typer.Option(help="batch lets interactive requests, the default, go first.")
+    ] = None,
     workload: Annotated[str | None, typer.Option(help="Label for requests with answers of similar length.")] = None,
     policy: Policy = None,
     backend: Backend = None,
@@ -63,7 +66,8 @@ def generate(
     options = _given(
         max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed,
         repetition_penalty=repetition_penalty, frequency_penalty=frequency_penalty, presence_penalty=presence_penalty,
-        stop=stop or None, ignore_eos=ignore_eos or None, workload=workload, policy=policy, backend=backend,
+        stop=stop or None, ignore_eos=ignore_eos or None, priority=priority, workload=workload, policy=policy,
+        backend=backend,
     )  # fmt: skip
     with Client(target) as client:
         decisions = client.watch_decisions() if explain else None

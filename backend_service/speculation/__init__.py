@@ -1,0 +1,1 @@
+"""Speculative decoding: guesses that a step verifies."""

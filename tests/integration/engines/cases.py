@@ -1,0 +1,140 @@
+"""The engines under test."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+import pytest
+
+from backend_service.engines.base import Engine
+from backend_service.engines.simulated import SimulatedEngine, SimulatedSpeed
+from backend_service.kv_pool import PoolLimits
+from service_kit.requests import ChatPrompt, ChatTurn, Prompt
+from tests.integration.engines.tiny_models import TINY_MODELS
+
+HOST_TOKENS = 4096
+HOST_BYTES = 256 << 20
+
+
+class Lack(Enum):
+    """What an engine, or the model in it, cannot do."""
+
+    SAMPLING = "ignores sampling, seeds included"
+    REUSE = "may reuse less of a prefix than it has computed, or nothing"
+    HOST_TIER = "has no second cache tier in host memory"
+    RECALL = "has a model that does not understand its prompt"
+    MULTIBYTE = "generates ASCII only"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineOptions:
+    """Bounds of an engine's cache, as in `PoolLimits`."""
+
+    capacity_tokens: int = 1024
+    """An engine may round it up."""
+    max_live: int = 4
+    max_retained: int = 16
+    retained_tokens: int = 1024
+    host_tier: bool = False
+    """With a second tier that holds everything that the tests put there."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineCase:
+    """One engine with one model."""
+
+    name: str
+    make: Callable[[EngineOptions], Engine]
+    """A fresh engine with an empty cache. It has a `check_integrity` too."""
+    lacks: frozenset[Lack] = frozenset()
+    ending_prompt: Prompt | None = None
+    """A prompt that the model answers with a few tokens; None: look for one, it is cheap."""
+    slow: bool = False
+    """Milliseconds a token: tests of many requests take few of them."""
+
+    def needs(self, *lacks: Lack) -> None:
+        """Skip the calling test where the engine lacks one of these."""
+        for lack in lacks:
+            if lack in self.lacks:
+                pytest.skip(f"{self.name} {lack.value}")
+
+
+def simulated(_folder: Path) -> EngineCase:
+    """Made-up tokens, from the real accounting."""
+
+    def make(options: EngineOptions) -> Engine:
+        return SimulatedEngine(SimulatedSpeed(1000, {1: 0.01}), _limits(options), sleep=lambda _seconds: None)
+
+    return EngineCase("simulated", make, frozenset({Lack.SAMPLING, Lack.RECALL, Lack.MULTIBYTE}))
+
+
+def llama_cpp(_folder: Path) -> EngineCase:
+    """The packaged model."""
+    from backend_service.models import locate_model
+
+    return llama_case(
+        "llama_cpp",
+        locate_model("default"),
+        ending_prompt=ChatPrompt((ChatTurn("system", "Answer yes."), ChatTurn("user", "Yes?"))),
+        slow=True,
+    )
+
+
+def llama_cpp_tiny(architecture: str, *lacks: Lack) -> Callable[[Path], EngineCase]:
+    """A random model; its file is made in the folder."""
+
+    def build(folder: Path) -> EngineCase:
+        path = TINY_MODELS[architecture](folder / f"{architecture}.gguf")
+        return llama_case(f"llama_cpp-{architecture}", path, frozenset({Lack.RECALL, *lacks}))
+
+    return build
+
+
+def llama_case(
+    name: str,
+    path: Path,
+    lacks: frozenset[Lack] = frozenset(),
+    *,
+    kv_type: str = "f16",
+    flash_attention: bool = False,
+    ending_prompt: Prompt | None = None,
+    slow: bool = False,
+) -> EngineCase:
+    """llama.cpp with one thread; the model is loaded once."""
+    from backend_service.engines.llama_cpp import LlamaConfig, LlamaCppEngine
+    from backend_service.engines.llama_model import LlamaModel
+
+    model = LlamaModel(path)
+
+    def make(options: EngineOptions) -> Engine:
+        config = LlamaConfig(
+            _limits(options),
+            kv_type=kv_type,
+            flash_attention=flash_attention,
+            host_bytes=HOST_BYTES if options.host_tier else 0,
+        )
+        return LlamaCppEngine(model, config)
+
+    return EngineCase(name, make, lacks, ending_prompt, slow)
+
+
+def _limits(options: EngineOptions) -> PoolLimits:
+    return PoolLimits(
+        options.capacity_tokens,
+        options.max_live,
+        options.max_retained,
+        options.retained_tokens,
+        host_tokens=HOST_TOKENS if options.host_tier else 0,
+    )
+
+
+CASES: dict[str, Callable[[Path], EngineCase]] = {
+    "simulated": simulated,
+    "llama_cpp": llama_cpp,
+    "llama_cpp-qwen2": llama_cpp_tiny("qwen2"),
+    "llama_cpp-gemma2": llama_cpp_tiny("gemma2", Lack.REUSE, Lack.HOST_TIER),
+    "llama_cpp-mamba": llama_cpp_tiny("mamba", Lack.REUSE, Lack.HOST_TIER),
+}

@@ -1,0 +1,41 @@
+"""What a GenerateRequest becomes once it is off the wire."""
+
+from __future__ import annotations
+
+import pytest
+
+from phaseroute.v1 import inference_pb2 as pb
+from service_kit.faults import InvalidRequest
+from service_kit.requests import Priority, parse_generate
+
+PROMPT = pb.Prompt(text="x")
+
+
+@pytest.mark.parametrize(
+    ("wire", "priority"),
+    [
+        (pb.PRIORITY_UNSPECIFIED, Priority.INTERACTIVE),
+        (pb.PRIORITY_INTERACTIVE, Priority.INTERACTIVE),
+        (pb.PRIORITY_BATCH, Priority.BATCH),
+    ],
+)
+def test_priority(wire, priority):
+    assert parse_generate(pb.GenerateRequest(prompt=PROMPT, priority=wire)).priority is priority
+
+
+def test_a_request_is_interactive_unless_it_says_otherwise():
+    assert parse_generate(pb.GenerateRequest(prompt=PROMPT)).priority is Priority.INTERACTIVE
+
+
+@pytest.mark.parametrize("number", [-1, 3, 2**31 - 1])
+def test_a_priority_that_nobody_knows_is_refused_with_the_known_ones(number):
+    with pytest.raises(
+        InvalidRequest, match=rf"is {number}; use PRIORITY_INTERACTIVE \(1\), PRIORITY_BATCH \(2\)"
+    ) as no:
+        parse_generate(pb.GenerateRequest(prompt=PROMPT, priority=number))
+    assert no.value.field == "priority"
+
+
+def test_every_priority_of_the_wire_is_known():
+    for number in pb.Priority.values():
+        parse_generate(pb.GenerateRequest(prompt=PROMPT, priority=number))
