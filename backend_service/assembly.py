@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 _SIMULATED_STEP_TOKENS = 512
+_SIMULATED_TOKEN_BYTES = 24_000
+"""What a token is taken to need in host memory; about that of a model with 135M parameters."""
 
 
 def pin(cpus: str) -> None:
@@ -87,7 +89,8 @@ def _simulated(settings: BackendSettings) -> tuple[SimulatedEngine, SimulatedSpe
         parse_decode_steps(settings.simulated_decode_ms),
         settings.simulated_decode_rate or None,
     )
-    return SimulatedEngine(speed, _pool_limits(settings), model_name=settings.model_name or "simulated"), speed
+    limits = _pool_limits(settings, host_tokens=settings.host_cache_mb * 2**20 // _SIMULATED_TOKEN_BYTES)
+    return SimulatedEngine(speed, limits, model_name=settings.model_name or "simulated"), speed
 
 
 def _llama(settings: BackendSettings) -> Engine:
@@ -167,5 +170,10 @@ def _kv(settings: BackendSettings) -> str:
     return "" if settings.kv_type == "f16" else f"{settings.kv_type} KV"
 
 
-def _pool_limits(settings: BackendSettings) -> PoolLimits:
-    return PoolLimits(settings.kv_tokens, max_live=settings.max_active, retained_tokens=settings.retained_tokens)
+def _pool_limits(settings: BackendSettings, *, host_tokens: int = 0) -> PoolLimits:
+    return PoolLimits(
+        settings.kv_tokens,
+        max_live=settings.max_active,
+        retained_tokens=settings.retained_tokens,
+        host_tokens=host_tokens,
+    )

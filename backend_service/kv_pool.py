@@ -26,7 +26,7 @@ class PoolLimits:
     """Live sequences: the largest batch."""
     max_retained: int = 16
     """Released sequences kept for their prefixes."""
-    retained_tokens: int = 2048
+    retained_tokens: int = 512
     """Cells that only retained sequences hold. Attention walks over idle cells too, masked as they are,
     so a warm cache must not be a large one."""
     host_tokens: int = 0
@@ -79,8 +79,9 @@ class KvPool:
         self._live: set[int] = set()
         self._retention = Retention()
         self._host = HostTier(limits.host_tokens if share else 0)
-        self._saving: dict[Block, tuple[list[Block], int]] = {}
-        """Blocks that the newest decisions asked the engine to copy: the chain of each, and its tokens of a prompt."""
+        self._saving: dict[Block, tuple[Sequence[Block], int]] = {}
+        """Blocks that the newest decisions asked the engine to copy: what comes before each in its chain, for the one
+        that is copied last, and its chain's tokens of a prompt."""
 
     def probe(self, tokens: Sequence[int]) -> int:
         """Leading tokens that need not be computed if `tokens` were placed now: shared or restored. Changes nothing."""
@@ -143,9 +144,9 @@ class KvPool:
         for any other."""
         if block not in self._saving:
             raise ValueError(f"tokens {block.start}..{block.end}: not to be saved; stash what the last eviction names")
-        chain, prompt_tokens = self._saving.pop(block)
+        before, prompt_tokens = self._saving.pop(block)
         self._host.put(block, payload, is_output=block.end > prompt_tokens)
-        self._host.touch(chain[: block.start // BLOCK_TOKENS], prompt_tokens=prompt_tokens)
+        self._host.touch(before, prompt_tokens=prompt_tokens)
 
     def clear(self) -> None:
         """Forget every sequence. What is in host memory are copies, and stays."""
@@ -219,7 +220,9 @@ class KvPool:
         prompt_tokens = self._retention.prompt_tokens(handle)
         self._host.touch(chain, prompt_tokens=prompt_tokens)
         save = self._host.missing(chain, from_tokens, prompt_tokens=prompt_tokens)
-        self._saving |= dict.fromkeys(save, (chain, prompt_tokens))
+        self._saving |= dict.fromkeys(save, ((), prompt_tokens))
+        if save:
+            self._saving[save[-1]] = (chain[: save[-1].start // BLOCK_TOKENS], prompt_tokens)
         return save
 
     def _drop(self, handle: int) -> None:

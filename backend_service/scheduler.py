@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from backend_service.engines.base import Engine, KvUse, Slice, StepResult
 from backend_service.request import Event, Failed, Phase, Request, RequestView
@@ -18,6 +19,9 @@ from service_kit.faults import EngineFailed
 
 REFIT_INTERVAL_S = 1.0
 """How often the step model is fitted anew while steps run: a fit takes milliseconds of the engine's own thread."""
+
+LOOK_AHEAD = 64
+"""How many of those that wait for a prefix in flight others may go ahead of. Looking at thousands would hold up steps."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +161,7 @@ class Scheduler:
             admission = self._engine.admit(
                 request.tokens, request.max_new_tokens, request.sampling, ignore_eos=request.ignore_eos
             )
-            if (
-                admission is None
-            ):  # nobody overtakes the first in line while it waits for room, or it might wait forever
+            if admission is None:  # nobody overtakes who waits for room, or it might wait forever
                 return
             self._waiting.remove(request.id)
             request.admit(admission, self._clock())
@@ -171,7 +173,7 @@ class Scheduler:
         if not self._waiting:
             return None
         now_s = self._clock()
-        for request in self._waiting:
+        for request in islice(self._waiting, LOOK_AHEAD):
             held = self._single_flight.holds(request, self._active, now_s)
             self._waiting.renew(request)  # it may count on a prefix now
             if not held:

@@ -30,7 +30,7 @@ class BackendSettings(Settings, env_prefix="PHASEROUTE_BACKEND_", cli_prog_name=
         description="Who is admitted first: by arrival, by the prompt left to compute, or interactive before batch",
     )
     promote_batch_after_s: float = Field(
-        30.0,
+        300.0,
         ge=0,
         allow_inf_nan=False,
         description="Scheduling by priority: interactive requests that come this long after a batch request no longer "
@@ -38,7 +38,7 @@ class BackendSettings(Settings, env_prefix="PHASEROUTE_BACKEND_", cli_prog_name=
     )
     kv_tokens: int = Field(4096, ge=256, description="KV cache size in tokens, shared by all requests")
     retained_tokens: int = Field(
-        2048, ge=0, description="Part of the KV cache that finished requests' prefixes may keep when nobody needs it"
+        512, ge=0, description="Part of the KV cache that finished requests' prefixes may keep; every step pays for it"
     )
     step_tokens: int = Field(
         0, ge=0, le=512, description="Most tokens computed in one step; 0: as many as the target time allows at first"

@@ -44,6 +44,8 @@ def to_proto(
             used_tokens=snapshot.kv.used_tokens,
             retained_tokens=snapshot.kv.retained_tokens,
             reserved_tokens=snapshot.kv.reserved_tokens,
+            host_tokens=snapshot.kv.host_tokens,
+            host_capacity_tokens=snapshot.kv.host_capacity_tokens,
         ),
         isolated_rates=pb.IsolatedRates(
             prefill_tokens_per_s=rates.prefill_tokens_per_s, decode_tokens_per_s=rates.decode_tokens_per_s

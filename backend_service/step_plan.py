@@ -10,6 +10,10 @@ from backend_service.request import Phase, Request
 from backend_service.step_model import StepModel, StepShape
 
 
+_LEAST_PREFILL_SHARE = 0.5
+"""Of the target time, for prompts in any case."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepLimits:
     """Bounds of a step."""
@@ -18,7 +22,8 @@ class StepLimits:
     """Tokens computed in one step, decode rows included."""
     step_target_s: float | None = None
     """How long a step with prefill in it may take, by the fitted step model: the bound on how long a cancel waits and
-    how long a prompt stalls the streams beside it. It only ever lowers `step_tokens`. None: no such bound."""
+    how long a prompt stalls the streams beside it. Prompts have at least half of it, however long the decode rows
+    take: else a large batch would starve them. It only ever lowers `step_tokens`. None: no such bound."""
     guesses: int = 0
     """Guessed tokens to verify for each decoding request (speculative decoding)."""
 
@@ -73,7 +78,8 @@ class StepPlanner:
             context = sum(request.computed_tokens for request in prefilling) / len(prefilling)
             token_s = model.per_token_s + model.per_attended_s * context
             if token_s > 0:
-                budget = min(budget, int((target_s - spent_s) / token_s))
+                left_s = max(target_s - spent_s, _LEAST_PREFILL_SHARE * target_s)
+                budget = min(budget, int(left_s / token_s))
         return max(1, budget)
 
 

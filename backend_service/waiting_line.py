@@ -72,4 +72,5 @@ class WaitingLine:
     def _take(self, request_id: str) -> _Place:
         place = self._places.pop(request_id)
         del self._line[bisect_left(self._line, place)]
+        self._views = None
         return place

@@ -79,7 +79,7 @@ def plan_of(arguments: Sequence[str] | None = None) -> Plan:
 
 def table(plan: Plan, result: Sequence[Line]) -> Table:
     """For people."""
-    title = f"Our backend beside llama-server ({PEER} {PEER_VERSION}), medians, rounds: {plan.rounds}"
+    title = f"Our backend beside llama-server, medians, rounds: {plan.rounds}"
     shown = Table(title=title)
     for label in ("workload", "figure", "ours", "peer", "ratio", "range"):
         shown.add_column(label, justify="left" if label in ("workload", "figure") else "right")

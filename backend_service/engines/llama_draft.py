@@ -136,12 +136,14 @@ class LlamaDraft:
 
     def _drop_wrong_guesses(self, handle: int, sequence: _Sequence) -> None:
         """Keep what agrees with the known tokens, but for the last one: it is computed anew for what follows it."""
-        ahead, sequence.ahead = sequence.ahead, []
-        for token, known in zip(ahead, sequence.known[sequence.agreed : -1], strict=False):
+        cached = sequence.agreed + len(sequence.ahead)
+        for token, known in zip(sequence.ahead, sequence.known[sequence.agreed :], strict=False):
             if token != known:
                 break
             sequence.agreed += 1
-        if ahead:
+        sequence.agreed = min(sequence.agreed, len(sequence.known) - 1)
+        sequence.ahead = []
+        if sequence.agreed < cached:
             llama_cpp.llama_memory_seq_rm(self._memory, handle, sequence.agreed, -1)
 
     def _reserve(self, handle: int, sequence: _Sequence, cells: int) -> bool:

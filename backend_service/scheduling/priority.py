@@ -5,7 +5,7 @@ from __future__ import annotations
 from backend_service.scheduling.base import Waiting
 from service_kit.requests import Priority
 
-DEFAULT_PROMOTE_AFTER_S = 30.0
+DEFAULT_PROMOTE_AFTER_S = 300.0
 
 
 class InteractiveFirst:

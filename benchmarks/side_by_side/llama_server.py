@@ -41,7 +41,7 @@ class LlamaServer:
             response.raise_for_status()
             async for line in response.aiter_lines():
                 if line.startswith(_DATA):
-                    yield _chunk(json.loads(line.removeprefix(_DATA)))
+                    yield chunk_of(json.loads(line.removeprefix(_DATA)))
 
 
 @asynccontextmanager
@@ -70,8 +70,8 @@ async def llama_server(python: Path, model: Path, *, kv_tokens: int, slots: int,
             yield Running(LlamaServer(client), process, settings)
 
 
-def _chunk(event: dict[str, object]) -> Chunk:
-    """Of the stream's JSON objects; the last one has the timings."""
+def chunk_of(event: dict[str, object]) -> Chunk:
+    """From one JSON object of the stream; the last one has the timings. Raises RuntimeError for anything else."""
     match event:
         case {"error": error}:
             raise RuntimeError(f"llama-server: {error}")

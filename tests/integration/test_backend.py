@@ -88,6 +88,7 @@ async def test_status_is_complete():
     assert cache.used_tokens == one.context_tokens
     assert cache.used_tokens + cache.reserved_tokens == 50 + 3000
     assert cache.retained_tokens == 0
+    assert cache.host_tokens == 0 < cache.host_capacity_tokens
     assert status.isolated_rates.prefill_tokens_per_s == pytest.approx(100_000)
     assert status.isolated_rates.decode_tokens_per_s == pytest.approx(50)
     assert not status.draining

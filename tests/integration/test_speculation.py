@@ -1,8 +1,9 @@
 """Answers with guesses are the answers without, whoever guesses.
 
-Equal tokens need equal logits. With the tiny model rounding decides nothing, so everything is tried on it: batches,
-cancels, sampling. The packaged model is quantised, and a different order of cells or number of rows can turn a near tie;
-what is asked of it is equal to the bit (alone, flash attention, less than 64 rows) or clear (texts that it repeats).
+Equal tokens need equal logits, but other rows in a step and another order of cells round them differently. In the tiny
+model, which is not quantised, that changes a logit by less than 0.01, and the texts asked of it here stay the same when
+its logits change by 0.05 at random: everything is tried on them. In the packaged model it changes a logit by more than
+1. What is asked of it is equal to the bit (alone, flash attention, less than 64 rows) or a list that repeats itself.
 """
 
 from __future__ import annotations
@@ -26,20 +27,35 @@ from backend_service.speculation.adaptive import AdaptiveProposer
 from backend_service.speculation.base import Proposer
 from backend_service.speculation.prompt_lookup import PromptLookup
 from benchmarks.truncated_model import truncate
-from service_kit.requests import ChatPrompt, ChatTurn, Prompt, Sampling, TextPrompt
+from service_kit.requests import Prompt, Sampling, TextPrompt
 from tests.integration.engines.bench import Answer, Bench
 from tests.integration.engines.tiny_models import END_TOKEN, tiny_qwen2
 
-CONFIG = LlamaConfig(PoolLimits(1024, max_live=4, retained_tokens=512), flash_attention=True)
+POOL = PoolLimits(1024, max_live=4, retained_tokens=512)
+TINY_CONFIG = LlamaConfig(POOL)
 STEP_TOKENS = 48
 GUESSES = 4
 NEW = 40
-SAMPLINGS = {
-    "greedy": Sampling(),
-    "seeded": Sampling(temperature=0.8, top_p=0.95, top_k=50, seed=7),
-    "seeded with penalties": Sampling(temperature=0.7, seed=11, repetition_penalty=1.3, frequency_penalty=0.3),
+END_PROMPT, END_SAMPLING = tuple(range(104, 110)), Sampling(temperature=0.8, top_p=0.95, top_k=50, seed=3)
+"""The tiny model's answer to it has an end token for its 14th."""
+
+
+def _samplings(seed: int, other_seed: int) -> dict[str, Sampling]:
+    return {
+        "greedy": Sampling(),
+        "seeded": Sampling(temperature=0.8, top_p=0.95, top_k=50, seed=seed),
+        "penalized": Sampling(temperature=0.7, seed=other_seed, repetition_penalty=1.3, frequency_penalty=0.3),
+    }
+
+
+TINY_PROMPTS: dict[tuple[int, ...], dict[str, Sampling]] = {
+    tuple(range(18, 25)): _samplings(7, 7),
+    tuple(range(72, 92)): _samplings(5, 0),
+    tuple(range(60, 120)): _samplings(0, 2),
+    tuple(range(114, 174)): _samplings(11, 11),
 }
-TINY_PROMPTS = tuple(tuple(range(start, start + length)) for start, length in ((50, 20), (90, 7), (3, 60), (150, 33)))
+"""With the samplings under which rounding decides nothing."""
+FIRST, SECOND, THIRD, _ = TINY_PROMPTS
 
 Plain = Callable[..., Answer]
 
@@ -61,14 +77,14 @@ class Script:
 
     name = "script"
 
-    def __init__(self, texts: Mapping[tuple[int, ...], Sequence[int]], wrong: float = 0.0) -> None:
-        self._texts = texts
+    def __init__(self, texts: dict[tuple[int, ...], Sequence[int]], wrong: float = 0.0) -> None:
+        self.texts = texts
         self._wrong = wrong
         self._chance = random.Random(5)
         self._sequences: dict[int, list[int]] = {}
 
     def start(self, handle: int, tokens: Sequence[int]) -> None:
-        self._sequences[handle] = list(self._texts[tuple(tokens)])
+        self._sequences[handle] = list(self.texts[tuple(tokens)])
 
     def accept(self, handle: int, tokens: Sequence[int]) -> None:
         assert tokens, "a step that sampled nothing was reported"
@@ -87,23 +103,25 @@ class Script:
         del self._sequences[handle]
 
 
-def plain_answers(model: LlamaModel) -> Plain:
+def plain_answers(model: LlamaModel, config: LlamaConfig) -> Plain:
     """Answers without guesses, from engines that have nothing else to do; each computed once."""
     answers: dict[object, Answer] = {}
 
     def ask(tokens: tuple[int, ...], max_new_tokens: int = NEW, **options: object) -> Answer:
         key = (tokens, max_new_tokens, *options.items())
         if key not in answers:
-            bench = Bench(LlamaCppEngine(model, CONFIG), step_tokens=STEP_TOKENS)
+            bench = Bench(LlamaCppEngine(model, config), step_tokens=STEP_TOKENS)
             answers[key] = bench.ask(tokens, max_new_tokens, **options)
         return answers[key]
 
     return ask
 
 
-def speculating(model: LlamaModel, proposer: Proposer | None, guesses: int = GUESSES) -> Bench:
+def speculating(
+    model: LlamaModel, proposer: Proposer | None, guesses: int = GUESSES, config: LlamaConfig = TINY_CONFIG
+) -> Bench:
     """A scheduler over a fresh engine that verifies a proposer's guesses."""
-    return Bench(CountingEngine(model, CONFIG, proposer), step_tokens=STEP_TOKENS, guesses=guesses)
+    return Bench(CountingEngine(model, config, proposer), step_tokens=STEP_TOKENS, guesses=guesses)
 
 
 def same(answer: Answer, other: Answer) -> bool:
@@ -134,76 +152,77 @@ def tiny_truncated(tmp_path_factory: pytest.TempPathFactory) -> LlamaModel:
 
 @pytest.fixture(scope="module")
 def plain(tiny: LlamaModel) -> Plain:
-    return plain_answers(tiny)
+    return plain_answers(tiny, TINY_CONFIG)
 
 
 @pytest.fixture(params=["prompt_lookup", "script", "adaptive", "truncated", "itself"])
 def proposer(request: pytest.FixtureRequest, tiny: LlamaModel, tiny_truncated: LlamaModel, plain: Plain) -> Proposer:
     """Each in turn."""
-    texts = {tokens: plain(tokens, NEW + 20).tokens for tokens in TINY_PROMPTS}
+    texts = {tokens: plain(tokens).tokens for tokens in TINY_PROMPTS}
     made: dict[str, Callable[[], Proposer]] = {
         "prompt_lookup": lambda: PromptLookup(ngram_tokens=1),
         "script": lambda: Script(texts, wrong=0.3),
         "adaptive": lambda: AdaptiveProposer(Script(texts, wrong=0.2)),
-        "truncated": lambda: LlamaDraft(tiny_truncated, tiny, CONFIG),
-        "itself": lambda: LlamaDraft(tiny, tiny, CONFIG),
+        "truncated": lambda: LlamaDraft(tiny_truncated, tiny, TINY_CONFIG),
+        "itself": lambda: LlamaDraft(tiny, tiny, TINY_CONFIG),
     }
     return made[request.param]()
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
-def test_alone(sampling: Sampling, proposer: Proposer, tiny: LlamaModel, plain: Plain):
-    for tokens in TINY_PROMPTS:
+@pytest.mark.parametrize("kind", ["greedy", "seeded", "penalized"])
+def test_alone(kind: str, proposer: Proposer, tiny: LlamaModel, plain: Plain):
+    for tokens, samplings in TINY_PROMPTS.items():
         bench = speculating(tiny, proposer)
-        assert same(bench.ask(tokens, NEW, sampling=sampling), plain(tokens, sampling=sampling))
+        assert same(bench.ask(tokens, NEW, sampling=samplings[kind]), plain(tokens, sampling=samplings[kind]))
     assert nothing_held(proposer)
 
 
-@pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
-def test_in_a_batch(sampling: Sampling, proposer: Proposer, tiny: LlamaModel, plain: Plain):
+@pytest.mark.parametrize("kind", ["greedy", "seeded", "penalized"])
+def test_in_a_batch(kind: str, proposer: Proposer, tiny: LlamaModel, plain: Plain):
     bench = speculating(tiny, proposer)
-    names = [bench.submit(tokens, NEW, sampling=sampling) for tokens in TINY_PROMPTS]
+    names = {tokens: bench.submit(tokens, NEW, sampling=samplings[kind]) for tokens, samplings in TINY_PROMPTS.items()}
     bench.run()
-    for name, tokens in zip(names, TINY_PROMPTS, strict=True):
-        assert same(bench.answer(name), plain(tokens, sampling=sampling))
-    assert 0 < bench.inner.right <= bench.inner.guessed
+    for tokens, name in names.items():
+        assert same(bench.answer(name), plain(tokens, sampling=TINY_PROMPTS[tokens][kind]))
+    assert bench.inner.guessed > 0
+    assert bench.inner.right <= bench.inner.guessed
     assert nothing_held(proposer)
 
 
 def test_a_cancel_in_the_middle(proposer: Proposer, tiny: LlamaModel, plain: Plain):
     bench = speculating(tiny, proposer)
-    stays, goes = (bench.submit(tokens, NEW) for tokens in TINY_PROMPTS[:2])
+    stays, goes = bench.submit(FIRST, NEW), bench.submit(SECOND, NEW)
     bench.run(until=lambda: len(bench.tokens(goes)) > 12)
     bench.cancel(goes)
     said = bench.tokens(goes)
-    late = bench.submit(TINY_PROMPTS[2], NEW)
+    late = bench.submit(THIRD, NEW)
     bench.run()
-    assert said == plain(TINY_PROMPTS[1]).tokens[: len(said)]
-    assert same(bench.answer(stays), plain(TINY_PROMPTS[0]))
-    assert same(bench.answer(late), plain(TINY_PROMPTS[2]))
+    assert said == plain(SECOND).tokens[: len(said)]
+    assert same(bench.answer(stays), plain(FIRST))
+    assert same(bench.answer(late), plain(THIRD))
     assert nothing_held(proposer)
 
 
-def test_wrong_guesses_leave_nothing_in_the_cache(proposer: Proposer, tiny: LlamaModel, plain: Plain):
-    tokens = TINY_PROMPTS[0]
-    bench = speculating(tiny, proposer)
-    answer = bench.ask(tokens, NEW)
+def test_wrong_guesses_leave_nothing_in_the_cache(tiny: LlamaModel, plain: Plain):
+    script = Script({FIRST: plain(FIRST).tokens}, wrong=0.5)
+    bench = speculating(tiny, script)
+    answer = bench.ask(FIRST, NEW)
+    assert bench.inner.right < bench.inner.guessed
     use = bench.engine.stats()
-    assert use.used_tokens == len(tokens) + NEW - 1
+    assert use.used_tokens == len(FIRST) + NEW - 1
     assert use.reserved_tokens == 0
-    after = Bench(bench.inner, step_tokens=STEP_TOKENS)  # without guesses
-    longer = (*tokens, *answer.tokens, 1, 2, 3)
-    if not isinstance(proposer, Script | AdaptiveProposer):  # which do not know that prompt
-        warm = after.ask(longer, 8)
-        assert warm.cached_tokens == len(tokens) + NEW - 1
-        assert same(warm, plain(longer, 8))
+    longer = (*FIRST, *answer.tokens, 1, 2, 3)
+    script.texts[longer] = ()
+    warm = bench.ask(longer, 1)
+    assert warm.cached_tokens == len(FIRST) + NEW - 1
+    assert same(warm, plain(longer, 1))
 
 
 def test_a_failed_step_makes_it_forget(
     proposer: Proposer, tiny: LlamaModel, plain: Plain, monkeypatch: pytest.MonkeyPatch
 ):
     bench = speculating(tiny, proposer)
-    name = bench.submit(TINY_PROMPTS[0], NEW)
+    name = bench.submit(FIRST, NEW)
     bench.run(until=lambda: len(bench.tokens(name)) > 4)
     real, context = llama_cpp.llama_decode, bench.inner._context
     with monkeypatch.context() as patch:
@@ -211,112 +230,100 @@ def test_a_failed_step_makes_it_forget(
         bench.tick()
     assert isinstance(bench.events[-1], Failed)
     assert nothing_held(proposer)
-    assert same(bench.ask(TINY_PROMPTS[0], NEW), plain(TINY_PROMPTS[0]))
+    assert same(bench.ask(FIRST, NEW), plain(FIRST))
 
 
 def test_who_is_always_right_saves_all_the_steps_it_can(tiny: LlamaModel, plain: Plain):
     """And a draft model that is the target itself is."""
-    bench = speculating(tiny, LlamaDraft(tiny, tiny, CONFIG))
+    bench = speculating(tiny, LlamaDraft(tiny, tiny, TINY_CONFIG))
     count = 1 + 6 * (1 + GUESSES)
-    assert same(bench.ask(TINY_PROMPTS[0], count), plain(TINY_PROMPTS[0], count))
+    assert same(bench.ask(FIRST, count), plain(FIRST, count))
     assert len(bench.engine.steps) == 1 + 6
     assert bench.inner.right == bench.inner.guessed == 6 * GUESSES
 
 
 @pytest.mark.parametrize("max_new_tokens", range(1, 2 * GUESSES + 3))
 def test_the_length_ends_it_within_right_guesses(max_new_tokens: int, tiny: LlamaModel, plain: Plain):
-    tokens = TINY_PROMPTS[0]
-    bench = speculating(tiny, Script({tokens: plain(tokens).tokens}))
-    answer = bench.ask(tokens, max_new_tokens)
+    bench = speculating(tiny, Script({FIRST: plain(FIRST).tokens}))
+    answer = bench.ask(FIRST, max_new_tokens)
     assert answer.reason is FinishReason.LENGTH
-    assert answer.tokens == plain(tokens).tokens[:max_new_tokens]
-    assert bench.engine.stats().used_tokens == len(tokens) + max_new_tokens - 1
+    assert answer.tokens == plain(FIRST).tokens[:max_new_tokens]
+    assert bench.engine.stats().used_tokens == len(FIRST) + max_new_tokens - 1
 
 
 @pytest.mark.parametrize("guesses", range(1, 8))
 def test_the_end_token_ends_it_within_right_guesses(guesses: int, tiny: LlamaModel, plain: Plain):
-    tokens, text = unending_text(tiny)
-    ended = plain(tokens, len(text), ignore_eos=False, sampling=SAMPLINGS["seeded"])
+    text = unending(tiny, END_PROMPT, END_SAMPLING, 22)
+    ended = plain(END_PROMPT, len(text), ignore_eos=False, sampling=END_SAMPLING)
     assert ended.reason is FinishReason.EOS
     assert list(ended.tokens) == text[: text.index(END_TOKEN)]
-    bench = speculating(tiny, Script({tokens: text}), guesses)
-    assert same(bench.ask(tokens, len(text), ignore_eos=False, sampling=SAMPLINGS["seeded"]), ended)
+    bench = speculating(tiny, Script({END_PROMPT: text}), guesses)
+    assert same(bench.ask(END_PROMPT, len(text), ignore_eos=False, sampling=END_SAMPLING), ended)
     assert bench.inner.right == bench.inner.guessed > 0
 
 
 @pytest.mark.parametrize("guesses", range(1, 8))
 def test_a_stop_string_ends_it_within_right_guesses(guesses: int, tiny: LlamaModel, plain: Plain):
-    tokens = TINY_PROMPTS[0]
-    text = plain(tokens).tokens
-    ascii_run = next(
-        bytes(text[place : place + 2]).decode() for place in range(9, NEW) if max(text[place : place + 2]) < 128
-    )
-    stopped = plain(tokens, stop=(ascii_run,))
+    text = plain(FIRST).tokens
+    stop = next(bytes([token]).decode() for place, token in enumerate(text) if place > 8 and 32 < token < 127)
+    stopped = plain(FIRST, stop=(stop,))
     assert stopped.reason is FinishReason.STOP
-    assert len(stopped.tokens) > 9
-    bench = speculating(tiny, Script({tokens: text}), guesses)
-    assert same(bench.ask(tokens, NEW, stop=(ascii_run,)), stopped)
+    bench = speculating(tiny, Script({FIRST: text}), guesses)
+    assert same(bench.ask(FIRST, NEW, stop=(stop,)), stopped)
     assert bench.inner.right == bench.inner.guessed > 0
 
 
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_any_load_with_any_mixture_of_right_and_wrong_guesses(data: st.DataObject, tiny: LlamaModel, plain: Plain):
-    prompts = data.draw(st.lists(st.sampled_from(TINY_PROMPTS), min_size=1, max_size=6))
-    samplings = [data.draw(st.sampled_from(list(SAMPLINGS.values()))) for _ in prompts]
-    lengths = [data.draw(st.integers(1, NEW)) for _ in prompts]
-    cancelled = {index: data.draw(st.integers(1, NEW)) for index in data.draw(st.sets(st.sampled_from(range(6))))}
-    texts = {tokens: plain(tokens, NEW + 20).tokens for tokens in TINY_PROMPTS}
-    script = Script(texts, wrong=data.draw(st.sampled_from([0.0, 0.1, 0.5, 1.0])))
+    requests = data.draw(
+        st.lists(
+            st.tuples(
+                st.sampled_from(list(TINY_PROMPTS)),
+                st.sampled_from(["greedy", "seeded", "penalized"]),
+                st.integers(1, NEW),  # how long it may get
+                st.integers(1, 2 * NEW),  # when it is cancelled
+            ),
+            min_size=1,
+            max_size=6,
+        )
+    )
+    wrong = data.draw(st.sampled_from([0.0, 0.1, 0.5, 1.0]))
+    script = Script({tokens: plain(tokens).tokens for tokens in TINY_PROMPTS}, wrong)  # of greedy ones
     bench = speculating(tiny, script, guesses=data.draw(st.integers(1, 10)))
-    names = [
-        bench.submit(tokens, length, sampling=sampling)
-        for tokens, sampling, length in zip(prompts, samplings, lengths, strict=True)
-    ]
+    names = [bench.submit(tokens, length, sampling=TINY_PROMPTS[tokens][kind]) for tokens, kind, length, _ in requests]
     while bench.scheduler.busy:
         bench.tick()  # the books are checked after every step
-        for index, name in enumerate(names):
-            if len(bench.tokens(name)) >= cancelled.get(index, NEW + 1):
+        for name, (_, _, _, cancelled_at) in zip(names, requests, strict=True):
+            if len(bench.tokens(name)) >= cancelled_at:
                 bench.cancel(name)
-    for name, tokens, sampling, length in zip(names, prompts, samplings, lengths, strict=True):
+    for name, (tokens, kind, length, cancelled_at) in zip(names, requests, strict=True):
         said = bench.tokens(name)
-        assert said == plain(tokens, sampling=sampling).tokens[: len(said)]
-        assert len(said) <= length
+        assert min(length, cancelled_at) <= len(said) <= length
+        assert said == plain(tokens, sampling=TINY_PROMPTS[tokens][kind]).tokens[: len(said)]
     assert nothing_held(script)
 
 
-def unending_text(model: LlamaModel) -> tuple[tuple[int, ...], list[int]]:
-    """A prompt, and what the model says after it with the end token in it, because nobody heeds it."""
-    for start in range(0, 250):
-        tokens = tuple(range(start, min(start + 6, 256)))
-        engine = LlamaCppEngine(model, CONFIG)
-        admission = engine.admit(tokens, NEW, SAMPLINGS["seeded"], ignore_eos=False)
-        assert isinstance(admission, Admission)
-        text = list(engine.step([Slice(admission.handle, len(tokens))]).tokens[admission.handle])
-        while len(text) < NEW:
-            text += engine.step([Slice(admission.handle, 1)]).tokens[admission.handle]
-        if END_TOKEN in text[9:20] and END_TOKEN not in text[:9]:
-            return tokens, text
-    raise AssertionError("the model ends none of its answers; try other prompts")
+def unending(model: LlamaModel, tokens: tuple[int, ...], sampling: Sampling, count: int) -> list[int]:
+    """What a model says when nobody heeds its end token."""
+    engine = LlamaCppEngine(model, TINY_CONFIG)
+    admission = engine.admit(tokens, count, sampling, ignore_eos=False)
+    assert isinstance(admission, Admission)
+    text = list(engine.step([Slice(admission.handle, len(tokens))]).tokens[admission.handle])
+    while len(text) < count:
+        text += engine.step([Slice(admission.handle, 1)]).tokens[admission.handle]
+    return text
 
 
 # The packaged model.
 
-COPY = ChatPrompt(
-    (
-        ChatTurn(
-            "user",
-            "Repeat the following text word for word, and nothing else.\n\nThe harbour of Vellin lies where the river "
-            "Osk meets the grey sea. For three hundred years the town lived from salt.",
-        ),
-    )
-)
+PACKAGED_CONFIG = LlamaConfig(POOL, flash_attention=True)
+PACKAGED_NEW = 24
 LIST = TextPrompt(
     "Monday: open at 9, close at 17, staff 3\nTuesday: open at 9, close at 17, staff 3\nWednesday: open at 9,"
 )
 TABLE = TextPrompt("| id | city | status |\n|---|---|---|\n| 1 | Oslo | active |\n| 2 | Oslo | active |\n| 3 |")
 STORY = TextPrompt("The train was an hour late when Miriam saw the man with the green umbrella again.")
-SHORT_ANSWER = ChatPrompt((ChatTurn("user", "Say only: yes"),))
 
 
 @pytest.fixture(scope="module")
@@ -326,7 +333,7 @@ def packaged() -> LlamaModel:
 
 @pytest.fixture(scope="module")
 def packaged_plain(packaged: LlamaModel) -> Plain:
-    return plain_answers(packaged)
+    return plain_answers(packaged, PACKAGED_CONFIG)
 
 
 @pytest.fixture(scope="module")
@@ -338,47 +345,40 @@ def truncated(tmp_path_factory: pytest.TempPathFactory) -> LlamaModel:
 
 
 @pytest.fixture(params=["prompt_lookup", "truncated", "itself"])
-def real_proposer(request: pytest.FixtureRequest, packaged: LlamaModel, truncated: LlamaModel) -> Proposer:
+def packaged_proposer(request: pytest.FixtureRequest, packaged: LlamaModel, truncated: LlamaModel) -> Proposer:
     """Each in turn."""
     made: dict[str, Callable[[], Proposer]] = {
         "prompt_lookup": lambda: PromptLookup(ngram_tokens=2),
-        "truncated": lambda: LlamaDraft(truncated, packaged, CONFIG),
-        "itself": lambda: LlamaDraft(packaged, packaged, CONFIG),
+        "truncated": lambda: LlamaDraft(truncated, packaged, PACKAGED_CONFIG),
+        "itself": lambda: LlamaDraft(packaged, packaged, PACKAGED_CONFIG),
     }
     return made[request.param]()
 
 
 @pytest.mark.parametrize(
     ("prompt", "sampling"),
-    [(LIST, "greedy"), (STORY, "greedy"), (STORY, "seeded"), (LIST, "seeded with penalties")],
-    ids=["repetitive", "story", "story, seeded", "seeded with penalties"],
+    [
+        pytest.param(LIST, Sampling(), id="repetitive"),
+        pytest.param(STORY, Sampling(), id="story"),
+        pytest.param(STORY, Sampling(temperature=0.8, top_p=0.95, top_k=50, seed=7), id="seeded"),
+        pytest.param(LIST, Sampling(temperature=0.7, seed=11, repetition_penalty=1.3), id="penalized"),
+    ],
 )
 def test_packaged_model_alone(
-    prompt: Prompt, sampling: str, real_proposer: Proposer, packaged: LlamaModel, packaged_plain: Plain
+    prompt: Prompt, sampling: Sampling, packaged_proposer: Proposer, packaged: LlamaModel, packaged_plain: Plain
 ):
-    bench = speculating(packaged, real_proposer)
+    bench = speculating(packaged, packaged_proposer, config=PACKAGED_CONFIG)
     tokens = tuple(bench.engine.prepare(prompt))
-    answer = bench.ask(tokens, NEW, sampling=SAMPLINGS[sampling])
-    assert same(answer, packaged_plain(tokens, sampling=SAMPLINGS[sampling]))
+    assert same(
+        bench.ask(tokens, PACKAGED_NEW, sampling=sampling), packaged_plain(tokens, PACKAGED_NEW, sampling=sampling)
+    )
 
 
-def test_packaged_model_in_a_batch(real_proposer: Proposer, packaged: LlamaModel, packaged_plain: Plain):
-    bench = speculating(packaged, real_proposer)
-    prompts = [tuple(bench.engine.prepare(prompt)) for prompt in (COPY, LIST, TABLE)]
-    names = [bench.submit(tokens, NEW) for tokens in prompts]
+def test_packaged_model_in_a_batch(packaged_proposer: Proposer, packaged: LlamaModel, packaged_plain: Plain):
+    bench = speculating(packaged, packaged_proposer, config=PACKAGED_CONFIG)
+    prompts = [tuple(bench.engine.prepare(prompt)) for prompt in (LIST, TABLE)]
+    names = [bench.submit(tokens, PACKAGED_NEW) for tokens in prompts]
     bench.run()
     for name, tokens in zip(names, prompts, strict=True):
-        assert same(bench.answer(name), packaged_plain(tokens))
+        assert same(bench.answer(name), packaged_plain(tokens, PACKAGED_NEW))
     assert 0 < bench.inner.right <= bench.inner.guessed
-
-
-@pytest.mark.parametrize("guesses", [2, 3, 4])
-def test_packaged_model_ends_within_right_guesses(guesses: int, packaged: LlamaModel, packaged_plain: Plain):
-    bench = speculating(packaged, None)
-    tokens = tuple(bench.engine.prepare(SHORT_ANSWER))
-    ended = packaged_plain(tokens, 64, ignore_eos=False)
-    assert ended.reason is FinishReason.EOS
-    (end, *_) = packaged.tokenize(ChatPrompt((ChatTurn("user", "x"),)), context_tokens=99)[-2:]  # <|im_end|>, newline
-    bench = speculating(packaged, Script({tokens: [*ended.tokens, end, *tokens[:8]]}), guesses)
-    assert same(bench.ask(tokens, 64, ignore_eos=False), ended)
-    assert bench.inner.right > len(ended.tokens) // 2

@@ -100,7 +100,8 @@ def _priority(name: Any) -> pb.Priority:
         raise PhaserouteError(
             grpc.StatusCode.INVALID_ARGUMENT, f"priority: is {name!r}; use {' or '.join(known)}", field="priority"
         )
-    return pb.Priority.Value(f"PRIORITY_{name.upper()}")
+    value: pb.Priority = getattr(pb, f"PRIORITY_{name.upper()}")
+    return value
 
 
 def _put(message: Any, name: str, value: Any, path: str) -> None:

@@ -105,8 +105,10 @@ class Bench:
         return name
 
     def tick(self) -> None:
+        steps = len(self.engine.steps)
         self.events += self.scheduler.tick()
         self.ticks += 1
+        assert len(self.engine.steps) > steps or not self.scheduler.busy, "requests wait and nothing runs"
 
     def run(self, until: Callable[[], bool] | None = None) -> Bench:
         """Tick until nothing is left to do, or until a condition holds, which it must before that."""

@@ -48,7 +48,7 @@ def test_text_survives_tokenizer_and_back(decoder: EngineCase):
     assert b"".join(engine.info.vocabulary.pieces[token] for token in ids).decode() == "the cat, naïve 北京"
 
 
-@pytest.mark.parametrize("place", [0, 20, LENGTH - 1])
+@pytest.mark.parametrize("place", [0, 10, 20, 40, LENGTH - 1])
 def test_an_answer_depends_on_every_token_of_its_prompt(decoder: EngineCase, place: int):
     """Or these models could not show a wrong cell."""
     tokens = prompt(decoder.make(EngineOptions()), 0, LENGTH)

@@ -6,7 +6,7 @@ from backend_service.request import Phase
 from tests.integration.engines.bench import STEP_TOKENS, Bench
 from tests.integration.engines.cases import EngineCase, EngineOptions, Lack
 from tests.integration.engines.conftest import Alone
-from tests.integration.engines.prompts import LENGTH, NEW, prompt
+from tests.integration.engines.prompts import LENGTH, LONG, NEW, prompt
 
 
 def pair(case: EngineCase) -> Bench:
@@ -31,11 +31,8 @@ def test_while_queued(case: EngineCase, alone: Alone):
 
 def test_while_prefilling(case: EngineCase, alone: Alone):
     bench = pair(case)
-    mine, long, waiting = (
-        prompt(bench.engine, 0, LENGTH),
-        prompt(bench.engine, 1, 4 * STEP_TOKENS),
-        prompt(bench.engine, 2, LENGTH),
-    )
+    long = prompt(bench.engine, 0, LONG)
+    mine, waiting = prompt(bench.engine, 1, LENGTH), prompt(bench.engine, 2, LENGTH)
     name = bench.submit(mine, NEW)
     victim = bench.submit(long, NEW)
     next_in_line = bench.submit(waiting, NEW)

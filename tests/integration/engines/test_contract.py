@@ -13,6 +13,7 @@ from tests.integration.engines.cases import EngineCase, EngineOptions, Lack
 from tests.integration.engines.conftest import Alone
 from tests.integration.engines.prompts import LENGTH, NEW, Tokens, branch, prompt
 
+SHORT = 30
 MAX_LIVE = 3
 
 
@@ -45,14 +46,14 @@ def test_prepare_refuses_ids_beyond_the_vocabulary(engine: Engine):
 
 def test_admit_returns_none_when_the_worst_case_does_not_fit_beside_the_live_ones(engine: Engine):
     capacity = engine.stats().capacity_tokens
-    first = admit(engine, prompt(engine, 0, LENGTH), capacity - LENGTH - (LENGTH + 10))
+    first = admit(engine, prompt(engine, 0, SHORT), capacity - SHORT - (SHORT + 10))
     before = engine.stats()
-    assert engine.admit(prompt(engine, 1, LENGTH), 11, Sampling(), ignore_eos=True) is None
+    assert engine.admit(prompt(engine, 1, SHORT), 11, Sampling(), ignore_eos=True) is None
     assert engine.stats() == before, "a refused admission left something behind"
-    second = admit(engine, prompt(engine, 1, LENGTH), 10)
+    second = admit(engine, prompt(engine, 1, SHORT), 10)
     engine.release(second.handle, retain=False)
     engine.release(first.handle, retain=False)
-    admit(engine, prompt(engine, 1, LENGTH), capacity - LENGTH)
+    admit(engine, prompt(engine, 1, SHORT), capacity - SHORT)
     engine.check_integrity()
 
 
@@ -77,9 +78,9 @@ def test_handles_are_reused(engine: Engine):
 
 
 def test_release_without_retain_frees_everything(engine: Engine):
-    tokens = prompt(engine, 0, LENGTH)
+    tokens = prompt(engine, 0, SHORT)
     handle, _said = compute(engine, tokens)
-    assert engine.stats().used_tokens >= LENGTH
+    assert engine.stats().used_tokens >= SHORT
     engine.release(handle, retain=False)
     use = engine.stats()
     assert (use.used_tokens, use.retained_tokens, use.reserved_tokens) == (0, 0, 0)
@@ -88,20 +89,20 @@ def test_release_without_retain_frees_everything(engine: Engine):
 
 
 def test_release_before_anything_was_computed(engine: Engine):
-    engine.release(admit(engine, prompt(engine, 0, LENGTH)).handle, retain=True)
+    engine.release(admit(engine, prompt(engine, 0, SHORT)).handle, retain=True)
     use = engine.stats()
     assert (use.used_tokens, use.reserved_tokens) == (0, 0)
     engine.check_integrity()
 
 
 def test_probe_says_what_admit_reuses(case: EngineCase, engine: Engine):
-    trunk = prompt(engine, 0, LENGTH)
+    trunk = prompt(engine, 0, SHORT)
     handle, _said = compute(engine, trunk)
-    related = [trunk, trunk[:1], trunk[:17], (*trunk, 5), branch(engine, trunk, 23, LENGTH), prompt(engine, 1, LENGTH)]
+    related = [trunk, trunk[:1], trunk[:17], (*trunk, 5), branch(engine, trunk, 23, SHORT), prompt(engine, 1, SHORT)]
     live = [engine.probe(tokens) for tokens in related]
     engine.release(handle, retain=True)
     assert live == [engine.probe(tokens) for tokens in related]
-    expected = [LENGTH - 1, 0, 16, LENGTH, 23]
+    expected = [SHORT - 1, 0, 16, SHORT, 23]
     assert Lack.REUSE in case.lacks or live[:-1] == expected
     for tokens, promised in zip(related, live, strict=True):
         assert promised <= len(tokens) - 1
@@ -115,18 +116,18 @@ def test_probe_changes_nothing(case: EngineCase):
     """Not even who gives way next."""
     case.needs(Lack.REUSE)
     engine = case.make(EngineOptions(max_retained=2))
-    old, recent, new = (prompt(engine, seed, LENGTH) for seed in range(3))
+    old, recent, new = (prompt(engine, seed, SHORT) for seed in range(3))
     for tokens in (old, recent):
         engine.release(compute(engine, tokens)[0], retain=True)
     before = engine.stats()
     for _ in range(3):
-        assert engine.probe(branch(engine, old, 20, LENGTH)) == 20
-        assert engine.probe(old) == LENGTH - 1
+        assert engine.probe(branch(engine, old, 20, SHORT)) == 20
+        assert engine.probe(old) == SHORT - 1
     assert engine.stats() == before
     engine.check_integrity()
     engine.release(compute(engine, new)[0], retain=True)
-    assert engine.probe(recent) == LENGTH - 1
-    assert engine.probe(old) < LENGTH - 1, "a probe counted as a use"
+    assert engine.probe(recent) == SHORT - 1
+    assert engine.probe(old) < SHORT - 1, "a probe counted as a use"
 
 
 def test_a_step_with_requests_in_different_phases(engine: Engine, alone: Alone):

@@ -6,7 +6,7 @@ from backend_service.request import Phase
 from tests.integration.engines.bench import Bench
 from tests.integration.engines.cases import EngineCase, EngineOptions, Lack
 from tests.integration.engines.conftest import Alone
-from tests.integration.engines.prompts import LENGTH, NEW, branch, prompt
+from tests.integration.engines.prompts import LENGTH, NEW, PARTING, branch, prompt
 
 
 def test_answers_of_different_prompts_differ(bench: Bench, alone: Alone):
@@ -27,17 +27,17 @@ def test_batched_with_three_others(bench: Bench, alone: Alone):
 def test_on_a_warm_prefix(bench: Bench, case: EngineCase, alone: Alone):
     first = prompt(bench.engine, 0, LENGTH)
     bench.ask(first, NEW)
-    second = branch(bench.engine, first, 41, LENGTH)
+    second = branch(bench.engine, first, PARTING, LENGTH)
     warm = bench.ask(second, NEW)
     assert warm.tokens == alone(second, NEW).tokens != alone(first, NEW).tokens
-    assert Lack.REUSE in case.lacks or warm.cached_tokens == 41
+    assert Lack.REUSE in case.lacks or warm.cached_tokens == PARTING
 
 
 def test_on_a_warm_prefix_that_ends_in_another_answer(bench: Bench, case: EngineCase, alone: Alone):
     """What was generated is reusable like a prompt, as in the next turn of a chat."""
     first = prompt(bench.engine, 0, LENGTH)
     answer = bench.ask(first, NEW)
-    second = (*first, *answer.tokens, *prompt(bench.engine, 7, 8))
+    second = branch(bench.engine, (*first, *answer.tokens), LENGTH + NEW, LENGTH + NEW + 18)
     warm = bench.ask(second, NEW)
     assert warm.tokens == alone(second, NEW).tokens
     # The last token of an answer is never computed.
@@ -59,7 +59,7 @@ def test_after_eviction_and_recomputation(case: EngineCase, alone: Alone):
     mine = prompt(bench.engine, 0, LENGTH)
     assert bench.ask(mine, NEW).tokens == alone(mine, NEW).tokens
     for seed in (1, 2):
-        bench.ask(prompt(bench.engine, seed, LENGTH), NEW)
+        bench.ask(prompt(bench.engine, seed, 100), 1)
     assert bench.engine.probe(mine) < LENGTH - 1, "it was not evicted"
     again = bench.ask(mine, NEW)
     assert again.cached_tokens < LENGTH - 1

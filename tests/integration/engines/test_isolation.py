@@ -9,7 +9,7 @@ from tests.integration.engines.cases import EngineCase, Lack
 from tests.integration.engines.conftest import Alone
 from tests.integration.engines.prompts import SECRETS, secret_prompt
 
-NEW = 6
+NEW = 3
 
 
 @pytest.fixture(autouse=True)

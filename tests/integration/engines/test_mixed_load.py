@@ -10,9 +10,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.integration.engines.bench import Bench
-from tests.integration.engines.cases import EngineCase, EngineOptions
+from tests.integration.engines.cases import EngineCase, EngineOptions, Lack
 from tests.integration.engines.conftest import Alone
-from tests.integration.engines.prompts import LENGTH, NEW, branch, prompt
+from tests.integration.engines.prompts import LENGTH, NEW, PARTING, branch, prompt
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def arrivals() -> st.SearchStrategy[Arrival]:
     return st.builds(
         Arrival,
         trunk=st.integers(0, 1),
-        part_at=st.sampled_from([1, 17, 32, 40, LENGTH]),
+        part_at=st.sampled_from([1, 17, 32, PARTING, LENGTH]),
         length=st.sampled_from([2, 33, LENGTH]),
         max_new_tokens=st.integers(1, NEW),
         ticks_before=st.integers(0, 5),
@@ -79,21 +79,34 @@ def test_a_seeded_load(case: EngineCase, alone: Alone):
     load = [
         Arrival(
             trunk=chance.randrange(2),
-            part_at=chance.choice([1, 32, 40, LENGTH]),
-            length=chance.choice([33, LENGTH]),
+            part_at=chance.choice([1, PARTING, LENGTH]),
+            length=LENGTH,
             max_new_tokens=chance.randrange(1, NEW),
             ticks_before=chance.randrange(4),
             cancel_after=chance.choice([None, None, 3]),
         )
-        for _ in range(6 if case.slow else 40)
+        for _ in range(5 if case.slow else 40)
     ]
     run(case, alone, load, EngineOptions(capacity_tokens=256, max_live=3, retained_tokens=150))
 
 
 # Not shrunk: that takes minutes, and a load is short enough to be read as it is.
 @settings(max_examples=25, deadline=None, phases=[Phase.explicit, Phase.reuse, Phase.generate])
-@given(load=st.lists(arrivals(), max_size=12), max_live=st.integers(1, 4), retained=st.sampled_from([0, 70, 1024]))
-def test_any_load(case: EngineCase, alone: Alone, load: list[Arrival], max_live: int, retained: int):
+@given(
+    load=st.lists(arrivals(), max_size=12),
+    max_live=st.integers(1, 4),
+    retained_tokens=st.sampled_from([0, 70, 1024]),
+    host_tier=st.booleans(),
+)
+def test_any_load(
+    case: EngineCase, alone: Alone, load: list[Arrival], max_live: int, retained_tokens: int, host_tier: bool
+):
     if case.slow:
         pytest.skip("too many requests for a slow engine; test_a_seeded_load has some")
-    run(case, alone, load, EngineOptions(capacity_tokens=256, max_live=max_live, retained_tokens=retained))
+    options = EngineOptions(
+        capacity_tokens=256,
+        max_live=max_live,
+        retained_tokens=retained_tokens,
+        host_tier=host_tier and Lack.HOST_TIER not in case.lacks,
+    )
+    run(case, alone, load, options)

@@ -57,7 +57,8 @@ def tiny_gemma2(path: Path) -> Path:
     model.norm("output_norm")
     for layer in model.layers():
         model.norm(f"{layer}.attn_norm")
-        model.attention(layer)
+        # Attention to all alike: its mean is small, and made loud by the norm after it.
+        model.attention(layer, sharpness=0.7)
         model.norm(f"{layer}.post_attention_norm", weight=_LOUDER)
         model.norm(f"{layer}.ffn_norm")
         model.gated_feed_forward(layer)
@@ -155,10 +156,10 @@ class _TinyModel:
         self.norm("output_norm")
         self.matrix("output", VOCABULARY, EMBEDDING, gain=_LOGIT_SPREAD)
 
-    def attention(self, layer: str, *, biases: bool = False) -> None:
+    def attention(self, layer: str, *, sharpness: float = 1.5, biases: bool = False) -> None:
+        """`sharpness`: the higher, the fewer others a position looks at."""
         for name, heads in (("attn_q", HEADS), ("attn_k", KV_HEADS), ("attn_v", KV_HEADS)):
-            # Sharp queries and keys: a position looks at few others, so it matters which they are.
-            self.matrix(f"{layer}.{name}", heads * HEAD, EMBEDDING, gain=1.0 if name == "attn_v" else 1.5)
+            self.matrix(f"{layer}.{name}", heads * HEAD, EMBEDDING, gain=1.0 if name == "attn_v" else sharpness)
             if biases:
                 self.vector(f"{layer}.{name}.bias", heads * HEAD)
         self.matrix(f"{layer}.attn_output", EMBEDDING, HEADS * HEAD, gain=2.0)

@@ -92,11 +92,21 @@ def test_guess(known: list[int], guess: list[int] | None):
     assert lookup.guess({0: 3}) == ({0: guess} if guess else {})
 
 
-def test_a_token_costs_one_index_entry_at_most():
+class CountingIndex(dict[tuple[int, ...], int]):
+    writes = 0
+
+    def __setitem__(self, key: tuple[int, ...], value: int) -> None:
+        self.writes += 1
+        super().__setitem__(key, value)
+
+
+def test_a_token_costs_one_index_entry_and_a_sequence_leaves_none():
     lookup = PromptLookup(ngram_tokens=4)
     lookup.start(0, range(1000))
-    assert len(lookup._sequences[0].followed_at) == 1000 - 4
-    lookup.accept(0, range(1000))
-    assert len(lookup._sequences[0].followed_at) <= 2000 - 4
+    index = lookup._sequences[0].followed_at = CountingIndex(lookup._sequences[0].followed_at)
+    assert len(index) == 1000 - 4
+    for token in range(50):
+        lookup.accept(0, [token])
+    assert index.writes == 50
     lookup.forget(0)
     assert not lookup._sequences

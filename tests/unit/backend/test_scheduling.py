@@ -136,7 +136,7 @@ def test_a_rate_that_is_none_is_refused(rate):
 def test_batch_is_due_later_by_the_time_of_its_promotion():
     rule = InteractiveFirst(promote_after_s=7)
     assert (rule(Waiting(1, 1, INTERACTIVE)), rule(Waiting(1, 1, BATCH))) == (0, 7)
-    assert InteractiveFirst()(Waiting(1, 1, BATCH)) == DEFAULT_PROMOTE_AFTER_S == 30
+    assert InteractiveFirst()(Waiting(1, 1, BATCH)) == DEFAULT_PROMOTE_AFTER_S == 300
 
 
 @given(names, facts)

@@ -63,6 +63,13 @@ def test_the_time_of_decode_rows_comes_out_of_the_target():
     assert prompt == 39  # ten rows of 0.01 s, and a little for their contexts
 
 
+def test_decode_rows_cannot_starve_a_prompt():
+    planner = StepPlanner(StepLimits(step_tokens=512, step_target_s=0.5))
+    decoding = [active(handle, 20, 20, generated=1) for handle in range(1, 65)]
+    slices = planner.plan([active(0, 4000, 0), *decoding], MODEL)
+    assert prompts(slices) == {0: 25}  # the rows alone take 0.65 s; half of the target is left for the prompt
+
+
 def test_a_prompt_always_proceeds():
     planner = StepPlanner(StepLimits(step_tokens=512, step_target_s=0.001))
     assert planner.plan([active(0, 4000, 3000)], MODEL)[0].tokens == 1
