@@ -22,6 +22,7 @@ from backend_service.step_plan import StepLimits
 from service_kit.faults import StartupFailed
 
 if TYPE_CHECKING:
+    from backend_service.engines.llama_cpp import LlamaConfig
     from backend_service.engines.llama_model import LlamaModel
     from backend_service.speculation.base import Proposer
 
@@ -114,17 +115,25 @@ def _llama(settings: BackendSettings) -> Engine:
         host_bytes=settings.host_cache_mb * 2**20,
         device=describe_device(settings),
     )
-    engine = LlamaCppEngine(model, config, _proposer(settings, model))
+    engine = LlamaCppEngine(model, config, _proposer(settings, model, config))
     _log.info("model loaded", model=model.name, seconds=round(time.monotonic() - started_s, 2))
     return engine
 
 
-def _proposer(settings: BackendSettings, target: LlamaModel) -> Proposer | None:
-    if settings.speculate == "prompt_lookup":
-        from backend_service.speculation.prompt_lookup import PromptLookup
+def _proposer(settings: BackendSettings, target: LlamaModel, config: LlamaConfig) -> Proposer | None:
+    """Who guesses tokens ahead. How many is left to experience: wrong guesses cost as much as right ones."""
+    if settings.speculate == "off":
+        return None
+    from backend_service.engines.llama_draft import LlamaDraft
+    from backend_service.engines.llama_model import LlamaModel
+    from backend_service.models import locate_model
+    from backend_service.speculation.adaptive import AdaptiveProposer
+    from backend_service.speculation.prompt_lookup import PromptLookup
 
-        return PromptLookup()
-    return None
+    if settings.speculate == "prompt_lookup":
+        return AdaptiveProposer(PromptLookup())
+    draft = LlamaModel(locate_model(settings.draft_model), n_gpu_layers=settings.n_gpu_layers)
+    return AdaptiveProposer(LlamaDraft(draft, target, config))
 
 
 def _profile(engine: Engine, settings: BackendSettings) -> Profile:

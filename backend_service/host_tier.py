@@ -12,8 +12,8 @@ from itertools import count
 from backend_service.prefix_index import PACKED
 
 BLOCK_TOKENS = 16
-"""A prefix that ends inside a block loses that block's part of it. Blocks of 16 tokens are copied half as fast as blocks
-of 64, but still two orders of magnitude faster than their tokens are computed (docs/measurements.md)."""
+"""A prefix that ends inside a block loses that block's part of it. Blocks of 16 tokens are copied half as fast as
+blocks of 64, but still hundreds of times faster than their tokens are computed (docs/measurements.md)."""
 MIN_RESTORE_TOKENS = 16
 """Fewer tokens are computed as fast as they are copied back."""
 
@@ -62,6 +62,9 @@ class HostTier:
     so that no block goes before the one that follows it: without what comes before, a block is no prefix. A block need
     not have its predecessors here, they may be on the device.
 
+    A copy comes after the decision to make it. It has its place in the order, and its room, from the decision on: several
+    decisions before the first copy count one after the other.
+
     `match` and `used_tokens` from any thread; everything else from one.
     """
 
@@ -72,9 +75,12 @@ class HostTier:
         self.capacity_tokens = capacity_tokens
         self._stored: dict[bytes, Stored] = {}
         """The only thing that `match` reads. A key stays in it through every use of its block."""
+        self._reserved: set[Block] = set()
+        """Their copies are still to come."""
         self._outputs: OrderedDict[bytes, None] = OrderedDict()
         self._prompts: OrderedDict[bytes, None] = OrderedDict()
-        """Both in order of last use, the longest unused first. A block is in one of them."""
+        """Both in order of last use, the longest unused first. A block, stored or reserved, is in one of them; but one
+        that was reserved may have gone from it before its copy came."""
 
     @property
     def used_tokens(self) -> int:
@@ -99,51 +105,76 @@ class HostTier:
         gain = min(run[-1].block.end, to_tokens) - from_tokens if run else 0
         return tuple(run) if gain >= MIN_RESTORE_TOKENS else ()
 
-    def missing(self, chain: Sequence[Block], from_tokens: int, *, prompt_tokens: int) -> tuple[Block, ...]:
-        """The blocks of a chain to copy when its tokens from `from_tokens` on go, the last first: `put` them in this
-        order, each followed by a `touch` of the chain before it.
+    def touch(self, chain: Sequence[Block], *, prompt_tokens: int) -> None:
+        """Note the use of a chain from its first block on. Of what is here, the blocks within the first
+        `prompt_tokens` tokens were part of somebody's prompt, and are prompt blocks from now on."""
+        for block in reversed(chain):
+            if self._has_place(block):
+                self._use(block, is_output=block.end > prompt_tokens)
 
-        They are not stored yet, and none would push out another, a block before it, or, output, somebody's prompt.
+    def reserve(self, chain: Sequence[Block], from_tokens: int, *, prompt_tokens: int) -> tuple[Block, ...]:
+        """`touch` a chain whose tokens from `from_tokens` on go, and make room for those of its blocks that go and are
+        not here: the ones to copy, the last first. `put` each.
+
+        None of them would push out another, a block before it, or, output, somebody's prompt.
         """
         room = self.capacity_tokens // BLOCK_TOKENS
         other_prompts = len(self._prompts) - sum(block.key in self._prompts for block in chain)
         kept, save = 0, []
         for block in chain:
-            if block.key in self._stored:
+            if self._has_place(block):
                 kept += 1
             elif block.end > from_tokens and kept + (other_prompts if block.end > prompt_tokens else 0) < room:
                 kept += 1
                 save.append(block)
+        for block in save:
+            self._use(block, is_output=block.end > prompt_tokens)
+        self.touch(chain, prompt_tokens=prompt_tokens)
+        while len(self._outputs) + len(self._prompts) > room:
+            oldest, _ = (self._outputs or self._prompts).popitem(last=False)
+            self._stored.pop(oldest, None)
+        self._reserved.update(save)
         return tuple(reversed(save))
 
-    def put(self, block: Block, payload: object, *, is_output: bool) -> None:
-        """Store a copy, or only note the use of one that is here; then what is too much goes, maybe this one."""
-        self._stored.setdefault(block.key, Stored(block, payload))
-        self._use(block, is_output=is_output)
-        while self.used_tokens > self.capacity_tokens:
-            oldest, _ = (self._outputs or self._prompts).popitem(last=False)
-            del self._stored[oldest]
+    def put(self, block: Block, payload: object) -> None:
+        """Store a reserved block's copy, unless a later decision gave its room to others. Once for each; `ValueError`
+        for any other block."""
+        if block not in self._reserved:
+            raise ValueError(
+                f"tokens {block.start}..{block.end}: not to be saved; copy what the last eviction names, once"
+            )
+        self._reserved.remove(block)
+        if self._has_place(block):
+            self._stored[block.key] = Stored(block, payload)
 
-    def touch(self, chain: Sequence[Block], *, prompt_tokens: int) -> None:
-        """Note the use of a chain from its first block on. Of what is stored, the blocks within the first
-        `prompt_tokens` tokens were part of somebody's prompt, and are prompt blocks from now on."""
-        for block in reversed(chain):
-            if block.key in self._stored:
-                self._use(block, is_output=block.end > prompt_tokens)
+    def cancel_reserved(self) -> None:
+        """The copies that have not come will not: their room is free."""
+        for block in self._reserved:
+            self._outputs.pop(block.key, None)
+            self._prompts.pop(block.key, None)
+        self._reserved.clear()
 
     def clear(self) -> None:
-        """Forget every block."""
+        """Forget every block, reserved ones included."""
         self._stored.clear()
+        self._reserved.clear()
         self._outputs.clear()
         self._prompts.clear()
 
     def check_integrity(self) -> None:
         """Raises `AssertionError` naming the invariant that does not hold."""
+        places = self._outputs.keys() | self._prompts.keys()
+        reserved = {block.key for block in self._reserved}
         assert not self._outputs.keys() & self._prompts.keys(), "a block is prompt and output"
-        assert self._outputs.keys() | self._prompts.keys() == self._stored.keys(), "a block is in no order of use"
-        assert self.used_tokens <= self.capacity_tokens, "more tokens stored than allowed"
+        assert not self._stored.keys() & reserved, "a block is stored and its copy still to come"
+        assert self._stored.keys() <= places, "a block is in no order of use"
+        assert places <= self._stored.keys() | reserved, "a block that is not here has a place in the order of use"
+        assert len(places) * BLOCK_TOKENS <= self.capacity_tokens, "more tokens stored than allowed"
         for key, stored in self._stored.items():
             assert stored.block.key == key, "a block is stored under another one's key"
+
+    def _has_place(self, block: Block) -> bool:
+        return block.key in self._prompts or block.key in self._outputs
 
     def _use(self, block: Block, *, is_output: bool) -> None:
         order = self._outputs if is_output and block.key not in self._prompts else self._prompts

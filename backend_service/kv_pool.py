@@ -79,9 +79,6 @@ class KvPool:
         self._live: set[int] = set()
         self._retention = Retention()
         self._host = HostTier(limits.host_tokens if share else 0)
-        self._saving: dict[Block, tuple[Sequence[Block], int]] = {}
-        """Blocks that the newest decisions asked the engine to copy: what comes before each in its chain, for the one
-        that is copied last, and its chain's tokens of a prompt."""
 
     def probe(self, tokens: Sequence[int]) -> int:
         """Leading tokens that need not be computed if `tokens` were placed now: shared or restored. Changes nothing."""
@@ -108,11 +105,11 @@ class KvPool:
         self._live.add(handle)
         self._index.insert(handle, packed[:shared])
         self._retention.start(handle, prompt_tokens=len(tokens), shared_tokens=shared, owners=match.owners)
+        self._host.cancel_reserved()
         chain = blocks_of(packed) if self._host.used_tokens else []
         restorable = self._host.match([block.key for block in chain], shared, len(tokens) - 1)
         self._host.touch(chain, prompt_tokens=len(tokens))
         evicted: dict[int, Eviction] = {}
-        self._saving.clear()
         while self._cells.used + self._cells.reserved > self._limits.capacity_tokens:
             self._evict(*self._retention.weakest_part(), evicted)
         return Placement(handle, source, shared, tuple(evicted.values()), restorable)
@@ -125,7 +122,7 @@ class KvPool:
     def release(self, handle: int, *, retain: bool) -> tuple[Eviction, ...]:
         """End a live sequence; what the engine has to evict, possibly this one."""
         self._live.remove(handle)
-        self._saving.clear()
+        self._host.cancel_reserved()
         evicted: dict[int, Eviction] = {}
         if retain and self._share and (length := self._cells.length(handle)):
             self._cells.retain(handle)
@@ -142,18 +139,14 @@ class KvPool:
     def stash(self, block: Block, payload: object) -> None:
         """The engine copied a block that the newest placement or release asked it to save. Once for each; `ValueError`
         for any other."""
-        if block not in self._saving:
-            raise ValueError(f"tokens {block.start}..{block.end}: not to be saved; stash what the last eviction names")
-        before, prompt_tokens = self._saving.pop(block)
-        self._host.put(block, payload, is_output=block.end > prompt_tokens)
-        self._host.touch(before, prompt_tokens=prompt_tokens)
+        self._host.put(block, payload)
 
     def clear(self) -> None:
         """Forget every sequence. What is in host memory are copies, and stays."""
         for handle in (*self._live, *self._retention.retained):
             self._drop(handle)
         self._live.clear()
-        self._saving.clear()
+        self._host.cancel_reserved()
 
     def clear_host(self) -> None:
         """Forget what is in host memory."""
@@ -217,13 +210,7 @@ class KvPool:
         if from_tokens >= whole_tokens or not self._host.capacity_tokens:
             return ()
         chain = blocks_of(self._index.tokens_of(handle))
-        prompt_tokens = self._retention.prompt_tokens(handle)
-        self._host.touch(chain, prompt_tokens=prompt_tokens)
-        save = self._host.missing(chain, from_tokens, prompt_tokens=prompt_tokens)
-        self._saving |= dict.fromkeys(save, ((), prompt_tokens))
-        if save:
-            self._saving[save[-1]] = (chain[: save[-1].start // BLOCK_TOKENS], prompt_tokens)
-        return save
+        return self._host.reserve(chain, from_tokens, prompt_tokens=self._retention.prompt_tokens(handle))
 
     def _drop(self, handle: int) -> None:
         self._cells.remove(handle)

@@ -21,7 +21,7 @@ REFIT_INTERVAL_S = 1.0
 """How often the step model is fitted anew while steps run: a fit takes milliseconds of the engine's own thread."""
 
 LOOK_AHEAD = 64
-"""How many of those that wait for a prefix in flight others may go ahead of. Looking at thousands would hold up steps."""
+"""How many that wait for a prefix in flight others may go ahead of: looking at thousands would hold up the steps."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,6 @@ from backend_service.engines.base import Slice
 from backend_service.request import Phase, Request
 from backend_service.step_model import StepModel, StepShape
 
-
 _LEAST_PREFILL_SHARE = 0.5
 """Of the target time, for prompts in any case."""
 

@@ -29,8 +29,8 @@ KV_TOKENS = 16_384
 STEPS = StepLimits(step_tokens=25, step_target_s=0.15)
 """What a backend makes of such a speed."""
 LOAD = 0.8
-PATIENT_S = 300.0
-"""For the second try of the priority policy: more than the backlog takes."""
+EARLY_PROMOTION_S = 30.0
+"""For the second try of the priority policy: less than the backlog takes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +71,7 @@ class Rule:
 def rules(arrivals: Sequence[Arrival]) -> list[Rule]:
     """Those that differ for these arrivals: without a batch request among them, priority is fcfs."""
     if any(arrival.priority is Priority.BATCH for arrival in arrivals):
-        return [*map(Rule, POLICY_NAMES), Rule(InteractiveFirst.name, PATIENT_S)]
+        return [*map(Rule, POLICY_NAMES), Rule(InteractiveFirst.name, EARLY_PROMOTION_S)]
     return [Rule(name) for name in POLICY_NAMES if name != InteractiveFirst.name]
 
 

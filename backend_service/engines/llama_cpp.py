@@ -182,6 +182,11 @@ class LlamaCppEngine:
         """See `Engine.stats`."""
         return self._pool.use()
 
+    def clear_cache(self) -> None:
+        """Forget every prefix, in the KV cache and in host memory. Nothing may be running."""
+        self._reset()
+        self._pool.clear_host()
+
     def check_integrity(self) -> None:
         """Raise AssertionError unless the books add up and llama.cpp's own positions agree with them."""
         self._pool.check_integrity()
@@ -222,8 +227,7 @@ class LlamaCppEngine:
             self.check_integrity()
         except AssertionError as error:
             _log.error("KV cache and its books disagree (%s): the cache is cleared. Please report this.", error)
-            self._reset()
-            self._pool.clear_host()
+            self.clear_cache()
 
     def _reset(self) -> None:
         self._cells.clear()

@@ -80,7 +80,7 @@ async def play(workload: Workload, server: Server) -> Played:
             await stream.decoding.wait()
         measured = await _answers(workload.measured, server, workload.in_flight)
         for task in tasks:
-            pass
+            task.cancel()
     return Played(measured, tuple(tuple(stream.arrivals_s) for stream in beside))
 
 

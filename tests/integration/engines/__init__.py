@@ -11,6 +11,10 @@ To add an engine (MLX, say):
    AssertionError unless its books add up.
 2. Enter the function in `CASES`. Every test runs over it from then on.
 3. What it cannot do goes into `lacks`, never into a test: the tests that ask for it are skipped and say so.
+   `Lack.EXACTNESS` is for what computes with rounded activations, or in an order that depends on who else is there: the
+   prompts are such that a real model is sure of its greedy answers (by 1 or more between the two best logits, where the
+   answer is compared), but a random draw is not.
+4. A way to run that changes what is in the cache (its types, flash attention) goes into `TIERED` in test_host_tier.py.
 
 cases.py      the engines; what may be lacking
 bench.py      the scheduler and one engine: submit, tick until something holds, collect the answers

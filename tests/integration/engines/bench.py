@@ -66,13 +66,12 @@ class Bench:
     inner: Engine
     max_active: int = 4
     step_tokens: int = STEP_TOKENS
-    guesses: int = 0
     events: list[Event] = field(default_factory=list)
     ticks: int = 0
 
     def __post_init__(self) -> None:
         self.engine = WatchedEngine(self.inner)
-        self.limits = SchedulerLimits(self.max_active, StepLimits(self.step_tokens, guesses=self.guesses))
+        self.limits = SchedulerLimits(self.max_active, StepLimits(self.step_tokens))
         self.scheduler = Scheduler(self.engine, self.limits)
         self._submitted = 0
 

@@ -34,7 +34,7 @@ _WORDS = (
     *("river", "stone", "apple", "lamp", "tiger", "cloud", "bread", "silver", "garden", "music"),
     *("horse", "paper", "winter", "island", "mirror", "forest", "button", "candle", "engine", "pepper"),
 )
-SECRETS = ("rocket", "castle", "violin", "window")
+SECRETS = ("rocket", "garden", "violin", "pepper")
 """Words that the packaged model repeats when it is told them."""
 
 

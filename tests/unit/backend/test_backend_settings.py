@@ -30,6 +30,20 @@ def test_a_step_must_hold_the_batch():
         BackendSettings.load(["--step-tokens", "2", "--max-active", "8"])
 
 
+@pytest.mark.parametrize(
+    ("flags", "remedy"),
+    [
+        (["--kv-type", "q8_0", "--flash-attention", "off"], "leave it on, or use f16"),
+        (["--speculate", "draft"], "give both, or neither"),
+        (["--draft-model", "small.gguf"], "give both, or neither"),
+        (["--speculate", "prompt_lookup", "--guesses", "0"], "greater than or equal to 1"),
+    ],
+)
+def test_settings_that_do_not_go_together(flags, remedy):
+    with pytest.raises(StartupFailed, match=remedy):
+        BackendSettings.load(flags)
+
+
 def test_device_in_words():
     assert describe_device(BackendSettings()) == "CPU, 1 thread"
     assert describe_device(BackendSettings(threads=4, cpus="0-3", kv_type="q4_0")) == (

@@ -7,9 +7,9 @@ import statistics
 
 import pytest
 
-from simulator.scheduling import PATIENT_S, SCENARIOS, Rule, rules, simulate, work_s
+from simulator.scheduling import SCENARIOS, Rule, rules, simulate, work_s
 
-FCFS, SHORTEST, PRIORITY = Rule("fcfs"), Rule("shortest_prefill_first"), Rule("priority", PATIENT_S)
+FCFS, SHORTEST, PRIORITY = Rule("fcfs"), Rule("shortest_prefill_first"), Rule("priority")
 
 
 def arrivals(name):
