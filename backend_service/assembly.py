@@ -65,9 +65,17 @@ def assemble(settings: BackendSettings) -> Assembly:
     fit = StepFit()
     for shape, seconds in profile.steps:
         fit.observe(shape, seconds)
-    limits = _limits(settings, max(settings.max_active, settings.step_tokens or profile.step_tokens))
+    limits = _limits(
+        settings, max(settings.max_active, settings.step_tokens or _step_tokens(settings, engine, profile))
+    )
     policy = _policy(settings, profile.rates)
     return Assembly(engine, Scheduler(engine, limits, fit=fit, policy=policy), profile.rates)
+
+
+def _step_tokens(settings: BackendSettings, engine: Engine, profile: Profile) -> int:
+    """The bound where none is set: the target time is enough of one, as the step model knows from the start what it
+    allows, and learns. Without a target it is what was prefilled in `STEP_TARGET_S` when the engine was measured."""
+    return engine.info.max_step_tokens if settings.step_target_ms else profile.step_tokens
 
 
 def _policy(settings: BackendSettings, rates: IsolatedRates) -> QueuePolicy:

@@ -62,8 +62,8 @@ class HostTier:
     so that no block goes before the one that follows it: without what comes before, a block is no prefix. A block need
     not have its predecessors here, they may be on the device.
 
-    A copy comes after the decision to make it. It has its place in the order, and its room, from the decision on: several
-    decisions before the first copy count one after the other.
+    A copy comes after the decision to make it, but has its place in the order, and its room, from the decision on: of
+    several decisions before the first copy, each counts on what the ones before it left.
 
     `match` and `used_tokens` from any thread; everything else from one.
     """
@@ -140,9 +140,7 @@ class HostTier:
         """Store a reserved block's copy, unless a later decision gave its room to others. Once for each; `ValueError`
         for any other block."""
         if block not in self._reserved:
-            raise ValueError(
-                f"tokens {block.start}..{block.end}: not to be saved; copy what the last eviction names, once"
-            )
+            raise ValueError(f"tokens {block.start}..{block.end}: not to be saved; copy what the last eviction names")
         self._reserved.remove(block)
         if self._has_place(block):
             self._stored[block.key] = Stored(block, payload)

@@ -80,7 +80,8 @@ class Scheduler:
         self._fitted_s = clock()
         self._policy = policy or FirstComeFirstServed()
         self._waiting = WaitingLine(self._policy)
-        self._single_flight = SingleFlight(engine.probe, max_wait_s=limits.prefix_wait_s)
+        prefix_wait_s = limits.prefix_wait_s if engine.info.shares_prefixes else 0.0
+        self._single_flight = SingleFlight(engine.probe, max_wait_s=prefix_wait_s)
         self._planner = StepPlanner(limits.step)
         self._active: list[Request] = []
         self._sequence = 0

@@ -41,7 +41,7 @@ class BackendSettings(Settings, env_prefix="PHASEROUTE_BACKEND_", cli_prog_name=
         512, ge=0, description="Part of the KV cache that finished requests' prefixes may keep; every step pays for it"
     )
     step_tokens: int = Field(
-        0, ge=0, le=512, description="Most tokens computed in one step; 0: as many as the target time allows at first"
+        0, ge=0, le=512, description="Most tokens computed in one step; 0: as many as the target time allows"
     )
     step_target_ms: float = Field(
         150, ge=0, description="Longest time of a step with prefill in it, by the fitted step model; 0: no bound"

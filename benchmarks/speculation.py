@@ -1,6 +1,7 @@
 """Speculative decoding: tokens/s and right guesses by workload, batch size and proposer, against no guesses.
 
     python -m benchmarks.speculation [--cpu 0] [--rounds 3] [--tokens 128] [--batches 1 4] [--draft-layers 8 22]
+    python -m benchmarks.speculation --ngrams 1 2 3 4 5 6 --batches 1    # how long an n-gram to look up
 
 The packaged model, one thread, scheduler and engine alone: no wire. Draft models are the packaged one with only its
 first layers, and the packaged one itself, whose guesses are nearly always right: the most that a draft model could do.
@@ -18,6 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -172,9 +174,15 @@ def run(engine: CountingEngine, workload: Workload, batch: int, new_tokens: int,
     into.answers = [tuple(tokens) for tokens in answers.values()]
 
 
-def variants(target: LlamaModel, config: LlamaConfig, folder: Path, draft_layers: Sequence[int]) -> list[Variant]:
+def variants(
+    target: LlamaModel, config: LlamaConfig, folder: Path, draft_layers: Sequence[int], ngrams: Sequence[int]
+) -> list[Variant]:
     """No guesses first."""
     listed = [Variant("off", lambda: None, 0)]
+    for length in ngrams:
+        listed.append(Variant(f"{length}-grams, always 4", partial(PromptLookup, ngram_tokens=length), 4))
+    if ngrams:
+        return listed
     for guesses in (2, 4, 8):
         listed.append(Variant(f"prompt_lookup, {guesses}", lambda: AdaptiveProposer(PromptLookup()), guesses))
     listed.append(Variant("prompt_lookup, always 4", PromptLookup, 4))
@@ -222,6 +230,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=128, help="new tokens of each request")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--draft-layers", type=int, nargs="*", default=[8, 22])
+    parser.add_argument("--ngrams", type=int, nargs="*", default=[], help="compare these lengths, and nothing else")
     parser.add_argument("--flash-attention", action="store_true")
     options = parser.parse_args()
     os.sched_setaffinity(0, {options.cpu})
@@ -229,7 +238,7 @@ def main() -> None:
     limits = PoolLimits(CAPACITY_TOKENS, max_live=max(options.batches), max_retained=0)
     config = LlamaConfig(limits, flash_attention=options.flash_attention)
     with tempfile.TemporaryDirectory() as folder:
-        compared = variants(model, config, Path(folder), options.draft_layers)
+        compared = variants(model, config, Path(folder), options.draft_layers, options.ngrams)
     measured: dict[tuple[str, str, int], Measured] = {}
     engines = {variant.name: CountingEngine(model, config, variant.make()) for variant in compared}
     for _ in range(options.rounds):

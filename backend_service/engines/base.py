@@ -45,6 +45,8 @@ class EngineInfo:
     max_step_tokens: int
     """Largest sum of slice tokens in one step."""
     vocabulary: Vocabulary
+    shares_prefixes: bool = True
+    """What one sequence computed may be reused by another with the same first tokens."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,8 +32,9 @@ from service_kit.requests import Prompt, Sampling
 
 MAX_STEP_TOKENS = 512
 """n_batch: the largest step."""
-_CPU_UBATCH_TOKENS = 128
-"""A CPU computes 128 rows at a time as fast as 512, with a quarter of the working memory."""
+_CPU_UBATCH_TOKENS = 60
+"""Rows that a CPU computes at a time. With 64 or more llama.cpp's flash attention changes over to another kernel, which
+rounds differently: an answer would depend on who else is in the step. It also saves working memory."""
 KV_TYPES = {
     "f16": llama_cpp.GGML_TYPE_F16,
     "q8_0": llama_cpp.GGML_TYPE_Q8_0,
@@ -86,7 +87,7 @@ class LlamaCppEngine:
         self._cells = LlamaCells(context, scratch=scratch)
         self._pool = KvPool(
             replace(config.limits, capacity_tokens=cells, host_tokens=self._host_tokens(model, config.host_bytes)),
-            share=model.divisible,
+            share=model.shares_prefixes,
         )
         self._proposer = proposer
         self._sequences: dict[int, LlamaSequence] = {}
@@ -101,6 +102,7 @@ class LlamaCppEngine:
             context_tokens=min(cells, model.train_context_tokens),
             max_step_tokens=MAX_STEP_TOKENS,
             vocabulary=model.vocabulary,
+            shares_prefixes=model.shares_prefixes,
         )
         self._tokenize = functools.lru_cache(_PREPARED_PROMPTS)(
             functools.partial(model.tokenize, context_tokens=self.info.context_tokens)
@@ -238,8 +240,8 @@ class LlamaCppEngine:
         self._sequences.clear()
 
     def _host_tokens(self, model: LlamaModel, host_bytes: int) -> int:
-        """Tokens that fit the second tier; none for models whose state is more than the cells of all its tokens."""
-        if not (host_bytes and model.divisible and model.attends_to_all):
+        """Tokens that fit the second tier."""
+        if not (host_bytes and model.shares_prefixes):
             return 0
         token_bytes = self._cells.bytes_per_token(next(iter(model.vocabulary.eos), 0))
         return host_bytes // token_bytes if token_bytes else 0

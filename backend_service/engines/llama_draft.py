@@ -212,7 +212,7 @@ def _check_pair(model: LlamaModel, target: LlamaModel) -> None:
                 f"Token {token} is {piece!r} to the draft model {model.name} and {other!r} to {target.name}; a draft "
                 "model must have the same vocabulary: choose a smaller model of the same family."
             )
-    if not model.divisible:
+    if not model.shares_prefixes:
         raise StartupFailed(
             f"The draft model {model.name} keeps a state that cannot be cut back to a prefix (recurrent or hybrid), so "
             "its wrong guesses could not be taken back; choose another one."

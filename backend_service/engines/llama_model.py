@@ -75,10 +75,13 @@ class LlamaModel:
         self.name = name or path.stem
         self.fingerprint = fingerprint(path)
         self.train_context_tokens = llama_cpp.llama_model_n_ctx_train(model)
-        self.divisible = not (llama_cpp.llama_model_is_recurrent(model) or llama_cpp.llama_model_is_hybrid(model))
-        """The state of a sequence can be cut at any prefix."""
-        self.attends_to_all = llama_cpp.llama_model_n_swa(model) == 0
-        """No sliding window: every token of a sequence keeps its cells."""
+        self.shares_prefixes = not (
+            llama_cpp.llama_model_is_recurrent(model)
+            or llama_cpp.llama_model_is_hybrid(model)
+            or llama_cpp.llama_model_n_swa(model)
+        )
+        """A sequence can be cut at any prefix, and that shared: not so where the state is one of all tokens, nor where
+        llama.cpp reuses the cells of tokens that fell out of a sliding window."""
         self._template = (llama_cpp.llama_model_chat_template(model, None) or b"").decode("utf-8", "replace")
         self._longest_piece = max(len(piece) for piece in self.vocabulary.pieces)
 

@@ -94,7 +94,7 @@ def churn(label: str) -> Workload:
 
 def long(label: str) -> Workload:
     """A prompt of 2,000 tokens that arrives while three streams decode."""
-    streams = tuple(Ask(token_ids(f"{label} beside {index}", 32), 1000) for index in range(SLOTS - 1))
+    streams = tuple(Ask(token_ids(f"{label} beside {index}", 32), 1900) for index in range(SLOTS - 1))
     return Workload((Ask(token_ids(label, 2000), 16),), beside=streams)
 
 

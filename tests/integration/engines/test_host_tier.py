@@ -19,30 +19,20 @@ CAPACITY = 256
 """Holds one prompt, not two."""
 
 
-def packaged(kv_type: str, *, flash_attention: bool) -> Callable[[Path], EngineCase]:
-    def build(_folder: Path) -> EngineCase:
-        path = locate_model("default")
-        return llama_case("llama_cpp", path, kv_type=kv_type, flash_attention=flash_attention, slow=True)
-
-    return build
+def packaged(_folder: Path) -> EngineCase:
+    return llama_case("llama_cpp-q8_0", locate_model("default"), kv_type="q8_0", slow=True)
 
 
-def tiny(kv_type: str, *, flash_attention: bool) -> Callable[[Path], EngineCase]:
-    def build(folder: Path) -> EngineCase:
-        path = TINY_MODELS["qwen2"](folder / "qwen2.gguf")
-        return llama_case("llama_cpp-qwen2", path, kv_type=kv_type, flash_attention=flash_attention)
-
-    return build
+def tiny(folder: Path) -> EngineCase:
+    return llama_case("llama_cpp-qwen2-q8_0", TINY_MODELS["qwen2"](folder / "qwen2.gguf"), kv_type="q8_0")
 
 
 TIERED: dict[str, Callable[[Path], EngineCase]] = {
     **CASES,
-    "llama_cpp-flash": packaged("f16", flash_attention=True),
-    "llama_cpp-q8_0-flash": packaged("q8_0", flash_attention=True),
-    "llama_cpp-qwen2-flash": tiny("f16", flash_attention=True),
-    "llama_cpp-qwen2-q8_0-flash": tiny("q8_0", flash_attention=True),
+    "llama_cpp-q8_0": packaged,
+    "llama_cpp-qwen2-q8_0": tiny,
 }
-"""All engines, and llama.cpp with other ways to lay out its cells."""
+"""All engines, and llama.cpp with other cells."""
 
 
 @pytest.fixture(scope="module", params=TIERED)

@@ -6,12 +6,23 @@ from threading import Thread
 
 import pytest
 
+from backend_service import retention
 from backend_service.host_tier import BLOCK_TOKENS, MIN_RESTORE_TOKENS, blocks_of
 from backend_service.kv_pool import Eviction, KvPool, PoolLimits
 
 LIMITS = PoolLimits(capacity_tokens=64, max_live=3, max_retained=4, retained_tokens=24)
-WITH_HOST = PoolLimits(capacity_tokens=1000, max_live=3, max_retained=4, retained_tokens=0, host_tokens=1000)
-"""Nothing is retained on the device: all goes to the host at once."""
+REST = BLOCK_TOKENS // 2
+"""Tokens that fill no block."""
+
+
+def with_host(blocks):
+    """Nothing is retained on the device: all goes to the host at once."""
+    return PoolLimits(
+        20 * BLOCK_TOKENS, max_live=3, max_retained=4, retained_tokens=0, host_tokens=blocks * BLOCK_TOKENS
+    )
+
+
+WITH_HOST = with_host(blocks=20)
 
 
 def grown(pool, tokens, max_new_tokens=4):
@@ -33,8 +44,13 @@ def stash(pool, evictions, payload=None):
             pool.stash(block, payload)
 
 
+def numbers(blocks):
+    """Of blocks in their chains."""
+    return [block.start // BLOCK_TOKENS for block in blocks]
+
+
 def saved(evictions):
-    return [(block.start, block.end) for eviction in evictions for block in eviction.save]
+    return [number for eviction in evictions for number in numbers(eviction.save)]
 
 
 def test_probe_says_what_place_shares_and_never_the_whole_prompt():
@@ -142,181 +158,237 @@ def test_nothing_computed_is_nothing_to_retain():
 
 def test_models_that_cannot_be_cut_share_nothing():
     pool = KvPool(WITH_HOST, share=False)
-    handle = grown(pool, list(range(100))).handle
-    assert pool.probe(list(range(100))) == 0
+    tokens = list(range(3 * BLOCK_TOKENS))
+    handle = grown(pool, tokens).handle
+    assert pool.probe(tokens) == 0
     assert pool.release(handle, retain=True) == (Eviction(handle, 0, ()),)
     assert (pool.use().used_tokens, pool.use().host_capacity_tokens) == (0, 0)
 
 
 def test_evicted_blocks_are_found_again_in_host_memory():
     pool = KvPool(WITH_HOST)
-    tokens = list(range(150))
+    end = 2 * BLOCK_TOKENS
+    tokens = list(range(end + REST))
     evictions = pool.release(grown(pool, tokens).handle, retain=True)
-    assert saved(evictions) == [(64, 128), (0, 64)]
+    assert saved(evictions) == [1, 0]
     stash(pool, evictions, "copy")
-    assert (pool.use().used_tokens, pool.use().host_tokens) == (0, 128)
-    assert pool.probe([*tokens, 1]) == 128
-    assert pool.probe(tokens[:128]) == 127
-    placement = pool.place(tokens[:128], 4)
+    assert (pool.use().used_tokens, pool.use().host_tokens) == (0, end)
+    assert pool.probe([*tokens, 1]) == end
+    assert pool.probe(tokens[:end]) == end - 1
+    placement = pool.place(tokens[:end], 4)
     assert placement.reused_tokens == 0
     assert [(stored.block, stored.payload) for stored in placement.restorable] == [
         (block, "copy") for block in blocks_of(tokens)
     ]
-    pool.grow(placement.handle, tokens[:64])
-    pool.grow(placement.handle, tokens[64:127])
+    pool.grow(placement.handle, tokens[:BLOCK_TOKENS])
+    pool.grow(placement.handle, tokens[BLOCK_TOKENS : end - 1])
     assert pool.release(placement.handle, retain=False) == (Eviction(placement.handle, 0, ()),)
     pool.clear()
-    assert pool.probe(tokens) == 128
+    assert pool.probe(tokens) == end
     pool.clear_host()
     assert (pool.probe(tokens), pool.use().host_tokens) == (0, 0)
 
 
 def test_host_memory_continues_what_the_device_holds():
     pool = KvPool(WITH_HOST)
-    tokens = list(range(200))
+    tokens = list(range(3 * BLOCK_TOKENS + REST))
     stash(pool, pool.release(grown(pool, tokens).handle, retain=True))
-    grown(pool, tokens[:100])
-    assert pool.probe(tokens) == 192
+    grown(pool, tokens[: BLOCK_TOKENS + REST])
+    assert pool.probe(tokens) == 3 * BLOCK_TOKENS
     placement = pool.place(tokens, 4)
-    assert placement.reused_tokens == 100
-    assert [stored.block.start for stored in placement.restorable] == [64, 128]
+    assert placement.reused_tokens == BLOCK_TOKENS + REST
+    assert numbers(stored.block for stored in placement.restorable) == [1, 2]
 
 
 def test_a_few_tokens_are_not_restored():
     pool = KvPool(WITH_HOST)
-    tokens = list(range(128))
+    end = 3 * BLOCK_TOKENS
+    tokens = list(range(end))
     stash(pool, pool.release(grown(pool, tokens).handle, retain=True))
-    grown(pool, tokens[: 127 - MIN_RESTORE_TOKENS])
-    assert pool.probe(tokens) == 127
+    held = end - 1 - MIN_RESTORE_TOKENS
+    grown(pool, tokens[:held])
+    assert pool.probe(tokens) == end - 1
     placement = pool.place(tokens, 4)
-    assert len(placement.restorable) == 1
+    assert numbers(stored.block for stored in placement.restorable) == list(range(held // BLOCK_TOKENS, 3))
     pool.release(placement.handle, retain=False)
-    grown(pool, [*tokens[: 128 - MIN_RESTORE_TOKENS], 999])
-    assert pool.probe(tokens) == 128 - MIN_RESTORE_TOKENS
+    grown(pool, [*tokens[: held + 1], 999])
+    assert pool.probe(tokens) == held + 1
     assert pool.place(tokens, 4).restorable == ()
 
 
 def served(pool, tokens, output=(), payload=None):
-    """A request from its placement to its release; what it restored."""
+    """A request from its placement to its release; the blocks that it restored."""
     placement = pool.place(tokens, len(output))
     stash(pool, placement.evicted, payload)
     pool.grow(placement.handle, [*tokens[placement.reused_tokens :], *output])
     stash(pool, pool.release(placement.handle, retain=True), payload)
-    return [stored.block.start for stored in placement.restorable]
+    return numbers(stored.block for stored in placement.restorable)
+
+
+def blocks_and_one(token, blocks):
+    """A prompt that is found again to the end of its last block."""
+    return [token] * (blocks * BLOCK_TOKENS + 1)
+
+
+def found(pool, token):
+    """Blocks that a long prompt of this token finds."""
+    blocks, rest = divmod(pool.probe([token] * (9 * BLOCK_TOKENS)), BLOCK_TOKENS)
+    assert not rest
+    return blocks
 
 
 def test_host_memory_keeps_what_was_used_last_and_the_beginnings_longest():
-    pool = KvPool(PoolLimits(1000, max_live=3, max_retained=4, retained_tokens=0, host_tokens=4 * BLOCK_TOKENS))
-    old, young, new = [0] * 129, [1] * 129, [2] * 65
+    pool = KvPool(with_host(blocks=4))
+    old, young, new = blocks_and_one(0, 2), blocks_and_one(1, 2), blocks_and_one(2, 1)
     served(pool, old)
     served(pool, young)
-    assert served(pool, old) == [0, 64]
+    assert served(pool, old) == [0, 1]
     served(pool, new)
-    assert [pool.probe([*tokens, 9]) for tokens in (old, young, new)] == [128, 64, 64]
-    served(pool, [3] * 65)
-    assert [pool.probe([*tokens, 9]) for tokens in (old, young, new)] == [128, 0, 64]
-    served(pool, [4] * 129)
-    assert [pool.probe([*tokens, 9]) for tokens in (old, young, new)] == [0, 0, 64]
+    assert [found(pool, token) for token in (0, 1, 2)] == [2, 1, 1]
+    served(pool, blocks_and_one(3, 1))
+    assert [found(pool, token) for token in (0, 1, 2)] == [2, 0, 1]
+    served(pool, blocks_and_one(4, 2))
+    assert [found(pool, token) for token in (0, 1, 2)] == [0, 0, 1]
 
 
 def test_restoring_is_a_use():
-    pool = KvPool(PoolLimits(1000, max_live=3, max_retained=4, retained_tokens=0, host_tokens=2 * BLOCK_TOKENS))
-    served(pool, [0] * 65)
-    served(pool, [1] * 65)
-    pool.place([0] * 66, 1)
-    served(pool, [2] * 65)
+    pool = KvPool(with_host(blocks=2))
+    served(pool, blocks_and_one(0, 1))
+    served(pool, blocks_and_one(1, 1))
+    pool.place(blocks_and_one(0, 1), 1)
+    served(pool, blocks_and_one(2, 1))
     pool.clear()
-    assert [pool.probe([token] * 70) for token in (0, 1, 2)] == [64, 0, 64]
+    assert [found(pool, token) for token in (0, 1, 2)] == [1, 0, 1]
 
 
 def test_a_chain_that_was_partly_in_host_memory_keeps_its_beginning_longest():
-    pool = KvPool(PoolLimits(1000, max_live=3, max_retained=4, retained_tokens=0, host_tokens=3 * BLOCK_TOKENS))
-    served(pool, [0] * 65)
-    served(pool, [0] * 129)
-    served(pool, [0] * 193)
-    served(pool, [1] * 65)
-    served(pool, [2] * 65)
-    assert pool.probe([0] * 200) == 64
+    pool = KvPool(with_host(blocks=3))
+    for blocks in (1, 2, 3):
+        served(pool, blocks_and_one(0, blocks))
+    served(pool, blocks_and_one(1, 1))
+    served(pool, blocks_and_one(2, 1))
+    assert found(pool, 0) == 1
 
 
 def test_saving_the_rest_of_a_chain_keeps_its_beginning():
-    pool = KvPool(PoolLimits(1000, max_live=3, max_retained=4, retained_tokens=0, host_tokens=3 * BLOCK_TOKENS))
-    slow = pool.place([0] * 193, 0).handle
+    pool = KvPool(with_host(blocks=3))
+    slow = pool.place(blocks_and_one(0, 3), 0).handle
     for token in (0, 1, 2):
-        served(pool, [token] * 65)
-    pool.grow(slow, [0] * 193)
+        served(pool, blocks_and_one(token, 1))
+    pool.grow(slow, blocks_and_one(0, 3))
     evictions = pool.release(slow, retain=True)
-    assert saved(evictions) == [(128, 192), (64, 128)]
+    assert saved(evictions) == [2, 1]
     stash(pool, evictions)
-    assert pool.probe([0] * 200) == 192
+    assert found(pool, 0) == 3
+
+
+def test_a_chain_of_which_the_middle_was_in_host_memory_goes_from_its_end(monkeypatch):
+    monkeypatch.setattr(retention, "SHARED_FOR_PLACEMENTS", 0)  # what was shared goes with the rest
+    pool = KvPool(with_host(blocks=4))
+    beginning = grown(pool, blocks_and_one(0, 1)).handle
+    served(pool, blocks_and_one(0, 2))
+    whole = grown(pool, blocks_and_one(0, 3)).handle
+    pool.release(beginning, retain=False)
+    evictions = pool.release(whole, retain=True)
+    assert saved(evictions) == [2, 0]
+    stash(pool, evictions)
+    served(pool, blocks_and_one(1, 2))
+    assert found(pool, 0) == 2
+
+
+def test_of_two_chains_that_leave_together_one_is_whole():
+    capacity = 8 * BLOCK_TOKENS
+    pool = KvPool(PoolLimits(capacity, 3, max_retained=4, retained_tokens=capacity, host_tokens=3 * BLOCK_TOKENS))
+
+    def make_room():
+        placement = pool.place([9], capacity - 1)
+        stash(pool, placement.evicted)
+        pool.release(placement.handle, retain=False)
+        return [saved([eviction]) for eviction in placement.evicted]
+
+    served(pool, blocks_and_one(0, 2))
+    make_room()
+    served(pool, blocks_and_one(1, 1))
+    make_room()
+    assert [found(pool, token) for token in (0, 1)] == [2, 1]
+    served(pool, blocks_and_one(0, 3))
+    served(pool, blocks_and_one(1, 3))
+    assert make_room() == [[2], [2, 1, 0]], "there was no room for the other's beginning beside the first"
+    assert [found(pool, token) for token in (0, 1)] == [0, 3]
 
 
 def test_host_memory_keeps_prompts_before_outputs_until_they_are_part_of_one():
-    pool = KvPool(PoolLimits(1000, max_live=3, max_retained=4, retained_tokens=0, host_tokens=3 * BLOCK_TOKENS))
-    prompt, answer = [0] * 64, [7] * 65
-    served(pool, [1] * 65)
+    pool = KvPool(with_host(blocks=3))
+    prompt, answer = [0] * BLOCK_TOKENS, blocks_and_one(7, 1)
+    served(pool, blocks_and_one(1, 1))
     served(pool, prompt, answer)
-    assert pool.probe([*prompt, *answer]) == 128
-    served(pool, [2] * 65)
-    assert pool.probe([*prompt, *answer]) == 64, "the answer went before an older prompt"
-    assert pool.probe([1] * 66) == 64
+    assert pool.probe([*prompt, *answer]) == 2 * BLOCK_TOKENS
+    served(pool, blocks_and_one(2, 1))
+    assert pool.probe([*prompt, *answer]) == BLOCK_TOKENS, "the answer went before an older prompt"
+    assert found(pool, 1) == 1
     served(pool, prompt, answer)
-    assert pool.probe([*prompt, *answer]) == 64, "nor is there room for it beside prompts"
+    assert pool.probe([*prompt, *answer]) == BLOCK_TOKENS, "nor is there room for it beside prompts"
     pool.clear_host()
     served(pool, prompt, answer)
-    assert served(pool, [*prompt, *answer, 8]) == [0, 64]
-    served(pool, [1] * 65)
-    assert pool.probe([*prompt, *answer]) == 128
+    assert served(pool, [*prompt, *answer, 8]) == [0, 1]
+    served(pool, blocks_and_one(1, 1))
+    assert pool.probe([*prompt, *answer]) == 2 * BLOCK_TOKENS
 
 
 def test_blocks_are_saved_when_the_last_holder_goes():
-    pool = KvPool(PoolLimits(1000, max_live=3, max_retained=4, retained_tokens=300, host_tokens=1000))
-    first = grown(pool, [*range(100), *range(200, 300)], 0).handle
-    second = grown(pool, [*range(100), *range(300, 400)], 0).handle
+    half = BLOCK_TOKENS + REST + 2  # of three blocks and a rest; it ends inside the second
+    pool = KvPool(PoolLimits(1000, max_live=3, max_retained=4, retained_tokens=3 * half, host_tokens=1000))
+    first = grown(pool, [*range(half), *[200] * half], 0).handle
+    second = grown(pool, [*range(half), *[300] * half], 0).handle
     pool.release(first, retain=True)
-    pool.release(second, retain=True)
-    other = grown(pool, list(range(500, 700)), 0).handle
+    assert pool.release(second, retain=True) == ()
+    other = grown(pool, [500] * (2 * half), 0).handle
     evictions = pool.release(other, retain=True)
-    assert evictions == (Eviction(first, 0, evictions[0].save), Eviction(second, 100, evictions[1].save))
-    assert [saved([eviction]) for eviction in evictions] == [[(128, 192), (64, 128)], [(128, 192), (64, 128)]]
+    assert evictions == (Eviction(first, 0, evictions[0].save), Eviction(second, half, evictions[1].save))
+    assert [saved([eviction]) for eviction in evictions] == [[2, 1], [2, 1]]
     stash(pool, evictions)
-    assert saved(pool.release(grown(pool, [999] * 200, 0).handle, retain=True)) == [(128, 192), (64, 128), (0, 64)]
+    assert saved(pool.release(grown(pool, [999] * (2 * half), 0).handle, retain=True)) == [2, 1, 0]
 
 
 def test_what_is_in_host_memory_is_not_copied_again():
     pool = KvPool(WITH_HOST)
-    tokens = list(range(150))
+    tokens = list(range(2 * BLOCK_TOKENS + REST))
     stash(pool, pool.release(grown(pool, tokens).handle, retain=True))
-    evictions = pool.release(generated(pool, tokens, [7] * 60), retain=True)
-    assert saved(evictions) == [(128, 192)]
+    evictions = pool.release(generated(pool, tokens, [7] * BLOCK_TOKENS), retain=True)
+    assert saved(evictions) == [2]
 
 
 def test_stash_takes_what_was_asked_for_once():
     pool = KvPool(WITH_HOST)
-    evictions = pool.release(grown(pool, list(range(150))).handle, retain=True)
+    evictions = pool.release(grown(pool, list(range(2 * BLOCK_TOKENS))).handle, retain=True)
     late, block = evictions[0].save
     pool.stash(block, None)
-    with pytest.raises(ValueError, match=r"tokens 0\.\.64: not to be saved"):
+    with pytest.raises(ValueError, match=rf"tokens 0\.\.{BLOCK_TOKENS}: not to be saved"):
         pool.stash(block, None)
     pool.place([1], 1)
     with pytest.raises(ValueError, match="not to be saved"):
         pool.stash(late, None)
+    evictions = pool.release(grown(pool, list(range(200, 200 + 2 * BLOCK_TOKENS))).handle, retain=True)
+    pool.release(grown(pool, [1, 2]).handle, retain=True)
+    with pytest.raises(ValueError, match="not to be saved"):
+        pool.stash(evictions[0].save[0], None)
     pool.clear()
-    evictions = pool.release(grown(pool, list(range(200, 300))).handle, retain=True)
+    evictions = pool.release(grown(pool, list(range(200, 200 + 2 * BLOCK_TOKENS))).handle, retain=True)
     pool.clear()
     with pytest.raises(ValueError, match="not to be saved"):
         pool.stash(evictions[0].save[0], None)
 
 
 def test_restorable_blocks_outlive_their_place_in_the_tier():
-    pool = KvPool(PoolLimits(300, max_live=3, max_retained=4, retained_tokens=300, host_tokens=128))
-    tokens = list(range(129))
+    capacity = 5 * BLOCK_TOKENS
+    pool = KvPool(PoolLimits(capacity, 3, max_retained=4, retained_tokens=capacity, host_tokens=2 * BLOCK_TOKENS))
+    tokens = blocks_and_one(0, 2)
     stash(pool, pool.release(grown(pool, tokens, 0).handle, retain=True))
-    stash(pool, pool.place(list(range(500, 700)), 100).evicted, "copy")
+    stash(pool, pool.place(blocks_and_one(1, 3), capacity - 3 * BLOCK_TOKENS - 1).evicted, "copy")
     pool.clear()
-    retained = grown(pool, list(range(800, 1000)), 0).handle
+    retained = grown(pool, blocks_and_one(2, 3), 0).handle
     pool.release(retained, retain=True)
-    placement = pool.place(tokens, 100)
+    placement = pool.place(tokens, BLOCK_TOKENS)
     assert [eviction.handle for eviction in placement.evicted] == [retained]
     stash(pool, placement.evicted)
     assert [stored.payload for stored in placement.restorable] == ["copy", "copy"]
@@ -324,17 +396,17 @@ def test_restorable_blocks_outlive_their_place_in_the_tier():
 
 
 def test_a_probe_beside_everything_else_finds_what_the_device_holds_and_no_more_than_there_is():
-    pool = KvPool(PoolLimits(1000, max_live=3, max_retained=4, retained_tokens=0, host_tokens=8 * BLOCK_TOKENS))
-    tokens = [0] * 200
+    pool = KvPool(with_host(blocks=8))
+    tokens = [0] * (3 * BLOCK_TOKENS + REST)
     pool.place(tokens, 1)
-    pool.grow(0, tokens[:100])
+    pool.grow(0, tokens[: BLOCK_TOKENS + REST])
     seen = set()
     rounds = Thread(target=lambda: [seen.add(pool.probe(tokens)) for _ in range(500)])
     rounds.start()
     while rounds.is_alive():
         served(pool, tokens)
-        served(pool, [1] * 300)
+        served(pool, blocks_and_one(1, 5))
         pool.clear_host()
     rounds.join()
-    assert seen <= {100, 128, 192, 199}
+    assert seen <= {BLOCK_TOKENS + REST, 2 * BLOCK_TOKENS, 3 * BLOCK_TOKENS, len(tokens) - 1}
     pool.check_integrity()

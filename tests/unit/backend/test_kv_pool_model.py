@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from unittest.mock import patch
 
 from hypothesis import settings
@@ -14,7 +14,8 @@ from backend_service import retention
 from backend_service.host_tier import BLOCK_TOKENS, MIN_RESTORE_TOKENS, blocks_of
 from backend_service.kv_pool import KvPool, PoolLimits
 
-RUNS = st.lists(st.tuples(st.integers(0, 2), st.sampled_from([64, 40, 100, 70, 20, 1])), min_size=1, max_size=4)
+LENGTHS = [BLOCK_TOKENS, *(BLOCK_TOKENS * sixteenths // 16 for sixteenths in (10, 25, 17, 5)), 1]
+RUNS = st.lists(st.tuples(st.integers(0, 2), st.sampled_from(LENGTHS)), min_size=1, max_size=4)
 """Few different tokens in long runs, so that sequences meet, part, and end inside each other's blocks."""
 
 
@@ -56,8 +57,15 @@ class PoolMachine(RuleBasedStateMachine):
     The model is an engine too: it mirrors what the pool says, and a payload is what a block's copy would hold.
     """
 
-    LIMITS = PoolLimits(capacity_tokens=700, max_live=3, max_retained=3, retained_tokens=400, host_tokens=10**6)
+    LIMITS = PoolLimits(
+        capacity_tokens=11 * BLOCK_TOKENS,
+        max_live=3,
+        max_retained=3,
+        retained_tokens=6 * BLOCK_TOKENS,
+        host_tokens=10**6,
+    )
     SHARED_FOR = 5
+    COPIED = RESTORED = RETAINED = MOSTLY
 
     def __init__(self):
         super().__init__()
@@ -154,21 +162,21 @@ class PoolMachine(RuleBasedStateMachine):
             self.check_saved([block.end for block in eviction.save], lost)
             for block in eviction.save:
                 assert block == blocks_of(tokens)[block.start // BLOCK_TOKENS]
-                if data.draw(MOSTLY, label="copied"):
+                if data.draw(self.COPIED, label="copied"):
                     self.pool.stash(block, tuple(tokens[: block.end]))
                     self.host.add(tuple(tokens[: block.end]))
 
     def check_saved(self, ends, lost):
         assert ends == lost
 
-    @rule(data=st.data(), runs=RUNS, max_new=st.integers(1, 80))
+    @rule(data=st.data(), runs=RUNS, max_new=st.integers(1, 5 * BLOCK_TOKENS // 4))
     def place(self, data, runs, max_new):
         self.start(data, runs, max_new)
 
     @rule(data=st.data(), runs=RUNS, output=RUNS)
     def serve(self, data, runs, output):
         """One request from its placement to its release."""
-        output = tokens_of(output)[:100]
+        output = self.output(tokens_of(output)[: 3 * BLOCK_TOKENS // 2])
         if (handle := self.start(data, runs, len(output))) is not None:
             held = self.held[handle]
             self.compute(handle, held.pending)
@@ -179,8 +187,8 @@ class PoolMachine(RuleBasedStateMachine):
 
     def start(self, data, runs, max_new):
         base = data.draw(st.sampled_from(self.seen))
-        cut = data.draw(st.sampled_from([len(base), 0, len(base) // 2, *range(0, len(base), 16)]))
-        tokens = (base[:cut] + tokens_of(runs))[:350]
+        cut = data.draw(st.sampled_from([len(base), 0, len(base) // 2, *range(0, len(base), BLOCK_TOKENS // 4)]))
+        tokens = (base[:cut] + tokens_of(runs))[: 11 * BLOCK_TOKENS // 2]
         self.seen.append(tokens)
         shared = self.held_by_others(None, tokens[:-1])
         restorable = self.restorable(tokens, shared)
@@ -213,7 +221,7 @@ class PoolMachine(RuleBasedStateMachine):
             self.evict_tail(gone)
         self.mirror(placement.evicted, gone, data)
         for stored in placement.restorable:
-            if not data.draw(MOSTLY, label="restored"):
+            if not data.draw(self.RESTORED, label="restored"):
                 return placement.handle
             assert stored.payload == tuple(tokens[: stored.block.end])
             end = min(stored.block.end, len(tokens) - 1)
@@ -222,6 +230,10 @@ class PoolMachine(RuleBasedStateMachine):
         assert len(new.tokens) == reach
         return placement.handle
 
+    def output(self, tokens):
+        """What a request generates."""
+        return tokens
+
     def compute(self, handle, tokens):
         self.pool.grow(handle, tokens)
         held = self.held[handle]
@@ -229,7 +241,7 @@ class PoolMachine(RuleBasedStateMachine):
         held.cells = held.cells + [next(self.new_cells) for _ in tokens]
 
     @precondition(lambda self: self.live)
-    @rule(data=st.data(), token=st.integers(0, 2), count=st.sampled_from([500, 100, 64, 1]))
+    @rule(data=st.data(), token=st.integers(0, 2), count=st.sampled_from([8 * BLOCK_TOKENS, *LENGTHS]))
     def step(self, data, token, count):
         handle = data.draw(st.sampled_from(sorted(self.live)))
         held = self.held[handle]
@@ -238,14 +250,15 @@ class PoolMachine(RuleBasedStateMachine):
             held.pending = held.pending[count:]
         else:
             count = min(count, held.max_new)
-            self.compute(handle, [token] * count)
+            self.compute(handle, self.output([token] * count))
             held.max_new -= count
         self.seen.append(held.tokens)
 
     @precondition(lambda self: self.live)
-    @rule(data=st.data(), retain=MOSTLY)
-    def release(self, data, retain):
-        self.end(data, data.draw(st.sampled_from(sorted(self.live))), retain=retain)
+    @rule(data=st.data())
+    def release(self, data):
+        handle = data.draw(st.sampled_from(sorted(self.live)))
+        self.end(data, handle, retain=data.draw(self.RETAINED, label="retain"))
 
     def end(self, data, handle, *, retain):
         evictions = self.pool.release(handle, retain=retain)
@@ -283,7 +296,11 @@ class TightHostMachine(PoolMachine):
     """With a tier that has to forget: what is in it is taken from the pool, as test_host_tier has the order."""
 
     LIMITS = PoolLimits(
-        capacity_tokens=500, max_live=3, max_retained=4, retained_tokens=150, host_tokens=5 * BLOCK_TOKENS
+        capacity_tokens=8 * BLOCK_TOKENS,
+        max_live=3,
+        max_retained=4,
+        retained_tokens=5 * BLOCK_TOKENS // 2,
+        host_tokens=5 * BLOCK_TOKENS,
     )
 
     def in_host(self):
@@ -293,17 +310,49 @@ class TightHostMachine(PoolMachine):
         assert [end for end in lost if end in ends] == ends
 
 
+class OrderMachine(TightHostMachine):
+    """With nothing that fails, answers that are in nobody else's prompt, and evictions of several sequences, whole."""
+
+    LIMITS = replace(TightHostMachine.LIMITS, max_retained=2, retained_tokens=6 * BLOCK_TOKENS)
+    SHARED_FOR = 1
+    COPIED = RESTORED = RETAINED = st.just(True)
+
+    def __init__(self):
+        super().__init__()
+        self.new_tokens = itertools.count(3)
+
+    def output(self, tokens):
+        return [next(self.new_tokens) for _ in tokens]
+
+    @precondition(lambda self: self.placements % 7 == 6)
+    @rule()
+    def clear(self):
+        self.pool.clear()
+        self.pool.clear_host()
+        self.held.clear()
+
+    @invariant()
+    def no_block_goes_before_the_one_that_follows_it(self):
+        host = self.in_host()
+        on_device = [held.tokens for held in self.held.values()]
+        for name in host:
+            before = list(name[:-BLOCK_TOKENS])
+            assert not before or tuple(before) in host or any(starts_with(tokens, before) for tokens in on_device)
+
+
 class NoHostMachine(PoolMachine):
     """Without a second tier, and with little room."""
 
-    LIMITS = PoolLimits(capacity_tokens=500, max_live=4, max_retained=2, retained_tokens=300)
+    LIMITS = PoolLimits(capacity_tokens=8 * BLOCK_TOKENS, max_live=4, max_retained=2, retained_tokens=5 * BLOCK_TOKENS)
 
     def check_saved(self, ends, lost):
         assert ends == []
 
 
-for machine in (PoolMachine, TightHostMachine, NoHostMachine):
-    machine.TestCase.settings = settings(max_examples=50, stateful_step_count=30, deadline=None)
+for machine in (PoolMachine, TightHostMachine, OrderMachine, NoHostMachine):
+    steps = 60 if machine is OrderMachine else 30
+    machine.TestCase.settings = settings(max_examples=50, stateful_step_count=steps, deadline=None)
 TestPoolMachine = PoolMachine.TestCase
 TestTightHostMachine = TightHostMachine.TestCase
+TestOrderMachine = OrderMachine.TestCase
 TestNoHostMachine = NoHostMachine.TestCase

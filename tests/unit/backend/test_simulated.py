@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from backend_service.engines.base import Slice
 from backend_service.engines.simulated import END_TOKEN, SimulatedEngine, SimulatedSpeed, parse_decode_steps
+from backend_service.host_tier import BLOCK_TOKENS
 from backend_service.kv_pool import PoolLimits
 from service_kit.faults import InvalidRequest, StartupFailed
 from service_kit.requests import ChatPrompt, ChatTurn, Sampling, TextPrompt, TokenPrompt
@@ -79,16 +80,17 @@ def test_tokens_depend_on_the_history_alone_when_it_is_restored(pattern, length)
 
 def test_what_was_evicted_is_restored_in_no_time():
     sim, slept = engine(HOST_ONLY)
-    prompt = [index % 251 for index in range(150)]
+    whole, rest = 2 * BLOCK_TOKENS, BLOCK_TOKENS // 2
+    prompt = [index % 251 for index in range(whole + rest)]
     generate(sim, prompt, 1)
-    assert (sim.stats().used_tokens, sim.stats().host_tokens) == (0, 128)
-    assert sim.probe(prompt) == 128
+    assert (sim.stats().used_tokens, sim.stats().host_tokens) == (0, whole)
+    assert sim.probe(prompt) == whole
     slept.clear()
     admission = sim.admit(prompt, 5, Sampling(), ignore_eos=True)
-    assert (admission.reused_tokens, slept) == (128, [])
-    assert (sim.stats().used_tokens, sim.stats().reserved_tokens) == (128, 22 + 5)
-    sim.step([Slice(admission.handle, 22)])
-    assert slept == pytest.approx([0.22])
+    assert (admission.reused_tokens, slept) == (whole, [])
+    assert (sim.stats().used_tokens, sim.stats().reserved_tokens) == (whole, rest + 5)
+    sim.step([Slice(admission.handle, rest)])
+    assert slept == pytest.approx([rest / 100])
 
 
 def test_different_histories_go_different_ways():
