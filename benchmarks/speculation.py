@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import operator
 import os
 import statistics
 import tempfile
@@ -42,8 +43,6 @@ from benchmarks.truncated_model import truncate
 from service_kit.requests import ChatPrompt, ChatTurn, Prompt, Sampling, TextPrompt
 
 CAPACITY_TOKENS = 2048
-STEP_TOKENS = 48
-"""Below 64, so that the number of rows does not change the rounding (docs/speculation.md)."""
 SENTENCES = (
     "The harbour of Vellin lies where the river Osk meets the grey sea.",
     "For three hundred years the town lived from salt, boiled in long low houses on the eastern bank.",
@@ -136,7 +135,7 @@ WORKLOADS = {
 
 def run(engine: CountingEngine, workload: Workload, batch: int, new_tokens: int, guesses: int, into: Measured) -> None:
     """A batch from empty to done."""
-    scheduler = Scheduler(engine, SchedulerLimits(batch, StepLimits(STEP_TOKENS, guesses=guesses)))
+    scheduler = Scheduler(engine, SchedulerLimits(batch, StepLimits(guesses=guesses)))
     vocabulary = engine.info.vocabulary
     answers: dict[str, list[int]] = {str(index): [] for index in range(batch)}
     for index in range(batch):
@@ -231,12 +230,10 @@ def main() -> None:
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 4])
     parser.add_argument("--draft-layers", type=int, nargs="*", default=[8, 22])
     parser.add_argument("--ngrams", type=int, nargs="*", default=[], help="compare these lengths, and nothing else")
-    parser.add_argument("--flash-attention", action="store_true")
     options = parser.parse_args()
     os.sched_setaffinity(0, {options.cpu})
     model = LlamaModel(locate_model("default"))
-    limits = PoolLimits(CAPACITY_TOKENS, max_live=max(options.batches), max_retained=0)
-    config = LlamaConfig(limits, flash_attention=options.flash_attention)
+    config = LlamaConfig(PoolLimits(CAPACITY_TOKENS, max_live=max(options.batches), max_retained=0))
     with tempfile.TemporaryDirectory() as folder:
         compared = variants(model, config, Path(folder), options.draft_layers, options.ngrams)
     measured: dict[tuple[str, str, int], Measured] = {}
@@ -259,20 +256,11 @@ def main() -> None:
             "guessed": one.guessed,
             "right": one.right,
             "tokens_per_step": round(one.tokens_per_step, 2),
-            "same_answers": sum(map(tuple.__eq__, one.answers, measured["off", workload, batch].answers)),
+            "same_answers": sum(map(operator.eq, one.answers, measured["off", workload, batch].answers)),
         }
         for (name, workload, batch), one in measured.items()
     ]
-    print(
-        json.dumps(
-            {
-                "benchmark": "speculation",
-                "rounds": options.rounds,
-                "flash_attention": options.flash_attention,
-                "results": results,
-            }
-        )
-    )
+    print(json.dumps({"benchmark": "speculation", "rounds": options.rounds, "results": results}))
 
 
 if __name__ == "__main__":

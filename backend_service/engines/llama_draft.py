@@ -24,7 +24,7 @@ CATCH_UP_TOKENS = 64
 """Known tokens computed in one step, over all sequences, beyond those that a step may just have brought."""
 _LARGEST_BATCH = MAX_STEP_TOKENS + CATCH_UP_TOKENS
 _UBATCH_TOKENS = 128
-"""More rows at once than a step of guesses usually has; working memory grows with it."""
+"""More rows than a step of guesses usually has; working memory grows with it. How it rounds does not matter here."""
 
 _log = logging.getLogger(__name__)
 
@@ -214,8 +214,8 @@ def _check_pair(model: LlamaModel, target: LlamaModel) -> None:
             )
     if not model.shares_prefixes:
         raise StartupFailed(
-            f"The draft model {model.name} keeps a state that cannot be cut back to a prefix (recurrent or hybrid), so "
-            "its wrong guesses could not be taken back; choose another one."
+            f"The draft model {model.name} keeps a state that cannot be cut back to a prefix (recurrent, hybrid, or "
+            "with a sliding window), so its wrong guesses could not be taken back; choose another one."
         )
 
 

@@ -257,7 +257,7 @@ def test_a_model_with_another_vocabulary_is_refused(model: LlamaModel, tmp_path:
 
 
 def test_a_model_whose_state_cannot_be_cut_is_refused(model: LlamaModel, tmp_path: Path):
-    with pytest.raises(StartupFailed, match="recurrent or hybrid"):
+    with pytest.raises(StartupFailed, match="recurrent, hybrid"):
         LlamaDraft(LlamaModel(tiny_mamba(tmp_path / "mamba.gguf")), model, CONFIG)
 
 

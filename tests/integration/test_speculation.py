@@ -1,41 +1,42 @@
-"""Answers with guesses are the answers without, whoever guesses.
+"""Answers with guesses are the answers without, whoever guesses: a tiny model.
 
-Equal tokens need equal logits, but other rows in a step and another order of cells round them differently. In the tiny
-model, which is not quantised, that changes a logit by less than 0.01, and the texts asked of it here stay the same when
-its logits change by 0.05 at random: everything is tried on them. In the packaged model it changes a logit by more than
-1. What is asked of it is equal to the bit (alone, flash attention, less than 64 rows) or a list that repeats itself.
+Equal tokens need equal logits, but cells in another order round them differently, and wrong guesses beside other
+requests leave such. In this model, which is not quantised, that changes a logit by less than 0.02, and the texts asked
+of it here stay the same when its logits change by 0.05 at random.
 """
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 
 import llama_cpp
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend_service.engines.base import Admission, Slice, StepResult
-from backend_service.engines.llama_cpp import LlamaConfig, LlamaCppEngine
+from backend_service.engines.base import Admission, Slice
+from backend_service.engines.llama_cpp import LlamaCppEngine
 from backend_service.engines.llama_draft import LlamaDraft
 from backend_service.engines.llama_model import LlamaModel
-from backend_service.kv_pool import PoolLimits
-from backend_service.models import locate_model
 from backend_service.request import Failed, FinishReason
 from backend_service.speculation.adaptive import AdaptiveProposer
 from backend_service.speculation.base import Proposer
 from backend_service.speculation.prompt_lookup import PromptLookup
 from benchmarks.truncated_model import truncate
-from service_kit.requests import Prompt, Sampling, TextPrompt
-from tests.integration.engines.bench import Answer, Bench
+from service_kit.requests import Sampling
 from tests.integration.engines.tiny_models import END_TOKEN, tiny_qwen2
+from tests.integration.speculating import (
+    CONFIG,
+    GUESSES,
+    NEW,
+    Plain,
+    Script,
+    nothing_held,
+    plain_answers,
+    same,
+    speculating,
+)
 
-POOL = PoolLimits(1024, max_live=4, retained_tokens=512)
-TINY_CONFIG = LlamaConfig(POOL)
-STEP_TOKENS = 48
-GUESSES = 4
-NEW = 40
 END_PROMPT, END_SAMPLING = tuple(range(104, 110)), Sampling(temperature=0.8, top_p=0.95, top_k=50, seed=3)
 """The tiny model's answer to it has an end token for its 14th."""
 
@@ -48,93 +49,14 @@ def _samplings(seed: int, other_seed: int) -> dict[str, Sampling]:
     }
 
 
-TINY_PROMPTS: dict[tuple[int, ...], dict[str, Sampling]] = {
+PROMPTS: dict[tuple[int, ...], dict[str, Sampling]] = {
     tuple(range(18, 25)): _samplings(7, 7),
     tuple(range(72, 92)): _samplings(5, 0),
     tuple(range(60, 120)): _samplings(0, 2),
     tuple(range(114, 174)): _samplings(11, 11),
 }
 """With the samplings under which rounding decides nothing."""
-FIRST, SECOND, THIRD, _ = TINY_PROMPTS
-
-Plain = Callable[..., Answer]
-
-
-class CountingEngine(LlamaCppEngine):
-    """Keeps how many guesses there were, and how many of them were right."""
-
-    guessed = right = 0
-
-    def step(self, slices: Sequence[Slice]) -> StepResult:
-        result = super().step(slices)
-        self.guessed += sum(result.guesses.values())
-        self.right += sum(len(tokens) - 1 for tokens in result.tokens.values())
-        return result
-
-
-class Script:
-    """Was told what follows each prompt, and gets some of it wrong; no end token stops it."""
-
-    name = "script"
-
-    def __init__(self, texts: dict[tuple[int, ...], Sequence[int]], wrong: float = 0.0) -> None:
-        self.texts = texts
-        self._wrong = wrong
-        self._chance = random.Random(5)
-        self._sequences: dict[int, list[int]] = {}
-
-    def start(self, handle: int, tokens: Sequence[int]) -> None:
-        self._sequences[handle] = list(self.texts[tuple(tokens)])
-
-    def accept(self, handle: int, tokens: Sequence[int]) -> None:
-        assert tokens, "a step that sampled nothing was reported"
-        del self._sequences[handle][: len(tokens)]
-
-    def guess(self, wanted: Mapping[int, int]) -> Mapping[int, Sequence[int]]:
-        return {
-            handle: [
-                token if self._chance.random() >= self._wrong else token ^ 1
-                for token in self._sequences[handle][: self._chance.randint(count // 2, count)]
-            ]
-            for handle, count in wanted.items()
-        }
-
-    def forget(self, handle: int) -> None:
-        del self._sequences[handle]
-
-
-def plain_answers(model: LlamaModel, config: LlamaConfig) -> Plain:
-    """Answers without guesses, from engines that have nothing else to do; each computed once."""
-    answers: dict[object, Answer] = {}
-
-    def ask(tokens: tuple[int, ...], max_new_tokens: int = NEW, **options: object) -> Answer:
-        key = (tokens, max_new_tokens, *options.items())
-        if key not in answers:
-            bench = Bench(LlamaCppEngine(model, config), step_tokens=STEP_TOKENS)
-            answers[key] = bench.ask(tokens, max_new_tokens, **options)
-        return answers[key]
-
-    return ask
-
-
-def speculating(
-    model: LlamaModel, proposer: Proposer | None, guesses: int = GUESSES, config: LlamaConfig = TINY_CONFIG
-) -> Bench:
-    """A scheduler over a fresh engine that verifies a proposer's guesses."""
-    return Bench(CountingEngine(model, config, proposer), step_tokens=STEP_TOKENS, guesses=guesses)
-
-
-def same(answer: Answer, other: Answer) -> bool:
-    return (answer.tokens, answer.text, answer.reason) == (other.tokens, other.text, other.reason)
-
-
-def nothing_held(proposer: Proposer) -> bool:
-    """It has forgotten every sequence."""
-    inner = getattr(proposer, "_proposer", proposer)
-    if isinstance(inner, LlamaDraft):
-        inner.check_integrity()
-        assert not inner._reserved
-    return not inner._sequences and not getattr(proposer, "_records", None)
+FIRST, SECOND, THIRD, _ = PROMPTS
 
 
 @pytest.fixture(scope="module")
@@ -152,26 +74,26 @@ def tiny_truncated(tmp_path_factory: pytest.TempPathFactory) -> LlamaModel:
 
 @pytest.fixture(scope="module")
 def plain(tiny: LlamaModel) -> Plain:
-    return plain_answers(tiny, TINY_CONFIG)
+    return plain_answers(tiny)
 
 
 @pytest.fixture(params=["prompt_lookup", "script", "adaptive", "truncated", "itself"])
 def proposer(request: pytest.FixtureRequest, tiny: LlamaModel, tiny_truncated: LlamaModel, plain: Plain) -> Proposer:
     """Each in turn."""
-    texts = {tokens: plain(tokens).tokens for tokens in TINY_PROMPTS}
+    texts = {tokens: plain(tokens).tokens for tokens in PROMPTS}
     made: dict[str, Callable[[], Proposer]] = {
         "prompt_lookup": lambda: PromptLookup(ngram_tokens=1),
         "script": lambda: Script(texts, wrong=0.3),
         "adaptive": lambda: AdaptiveProposer(Script(texts, wrong=0.2)),
-        "truncated": lambda: LlamaDraft(tiny_truncated, tiny, TINY_CONFIG),
-        "itself": lambda: LlamaDraft(tiny, tiny, TINY_CONFIG),
+        "truncated": lambda: LlamaDraft(tiny_truncated, tiny, CONFIG),
+        "itself": lambda: LlamaDraft(tiny, tiny, CONFIG),
     }
     return made[request.param]()
 
 
 @pytest.mark.parametrize("kind", ["greedy", "seeded", "penalized"])
 def test_alone(kind: str, proposer: Proposer, tiny: LlamaModel, plain: Plain):
-    for tokens, samplings in TINY_PROMPTS.items():
+    for tokens, samplings in PROMPTS.items():
         bench = speculating(tiny, proposer)
         assert same(bench.ask(tokens, NEW, sampling=samplings[kind]), plain(tokens, sampling=samplings[kind]))
     assert nothing_held(proposer)
@@ -180,10 +102,10 @@ def test_alone(kind: str, proposer: Proposer, tiny: LlamaModel, plain: Plain):
 @pytest.mark.parametrize("kind", ["greedy", "seeded", "penalized"])
 def test_in_a_batch(kind: str, proposer: Proposer, tiny: LlamaModel, plain: Plain):
     bench = speculating(tiny, proposer)
-    names = {tokens: bench.submit(tokens, NEW, sampling=samplings[kind]) for tokens, samplings in TINY_PROMPTS.items()}
+    names = {tokens: bench.submit(tokens, NEW, sampling=samplings[kind]) for tokens, samplings in PROMPTS.items()}
     bench.run()
     for tokens, name in names.items():
-        assert same(bench.answer(name), plain(tokens, sampling=TINY_PROMPTS[tokens][kind]))
+        assert same(bench.answer(name), plain(tokens, sampling=PROMPTS[tokens][kind]))
     assert bench.inner.guessed > 0
     assert bench.inner.right <= bench.inner.guessed
     assert nothing_held(proposer)
@@ -235,7 +157,7 @@ def test_a_failed_step_makes_it_forget(
 
 def test_who_is_always_right_saves_all_the_steps_it_can(tiny: LlamaModel, plain: Plain):
     """And a draft model that is the target itself is."""
-    bench = speculating(tiny, LlamaDraft(tiny, tiny, TINY_CONFIG))
+    bench = speculating(tiny, LlamaDraft(tiny, tiny, CONFIG))
     count = 1 + 6 * (1 + GUESSES)
     assert same(bench.ask(FIRST, count), plain(FIRST, count))
     assert len(bench.engine.steps) == 1 + 6
@@ -279,7 +201,7 @@ def test_any_load_with_any_mixture_of_right_and_wrong_guesses(data: st.DataObjec
     requests = data.draw(
         st.lists(
             st.tuples(
-                st.sampled_from(list(TINY_PROMPTS)),
+                st.sampled_from(list(PROMPTS)),
                 st.sampled_from(["greedy", "seeded", "penalized"]),
                 st.integers(1, NEW),  # how long it may get
                 st.integers(1, 2 * NEW),  # when it is cancelled
@@ -289,9 +211,9 @@ def test_any_load_with_any_mixture_of_right_and_wrong_guesses(data: st.DataObjec
         )
     )
     wrong = data.draw(st.sampled_from([0.0, 0.1, 0.5, 1.0]))
-    script = Script({tokens: plain(tokens).tokens for tokens in TINY_PROMPTS}, wrong)  # of greedy ones
+    script = Script({tokens: plain(tokens).tokens for tokens in PROMPTS}, wrong)  # of greedy ones
     bench = speculating(tiny, script, guesses=data.draw(st.integers(1, 10)))
-    names = [bench.submit(tokens, length, sampling=TINY_PROMPTS[tokens][kind]) for tokens, kind, length, _ in requests]
+    names = [bench.submit(tokens, length, sampling=PROMPTS[tokens][kind]) for tokens, kind, length, _ in requests]
     while bench.scheduler.busy:
         bench.tick()  # the books are checked after every step
         for name, (_, _, _, cancelled_at) in zip(names, requests, strict=True):
@@ -300,85 +222,16 @@ def test_any_load_with_any_mixture_of_right_and_wrong_guesses(data: st.DataObjec
     for name, (tokens, kind, length, cancelled_at) in zip(names, requests, strict=True):
         said = bench.tokens(name)
         assert min(length, cancelled_at) <= len(said) <= length
-        assert said == plain(tokens, sampling=TINY_PROMPTS[tokens][kind]).tokens[: len(said)]
+        assert said == plain(tokens, sampling=PROMPTS[tokens][kind]).tokens[: len(said)]
     assert nothing_held(script)
 
 
 def unending(model: LlamaModel, tokens: tuple[int, ...], sampling: Sampling, count: int) -> list[int]:
     """What a model says when nobody heeds its end token."""
-    engine = LlamaCppEngine(model, TINY_CONFIG)
+    engine = LlamaCppEngine(model, CONFIG)
     admission = engine.admit(tokens, count, sampling, ignore_eos=False)
     assert isinstance(admission, Admission)
     text = list(engine.step([Slice(admission.handle, len(tokens))]).tokens[admission.handle])
     while len(text) < count:
         text += engine.step([Slice(admission.handle, 1)]).tokens[admission.handle]
     return text
-
-
-# The packaged model.
-
-PACKAGED_CONFIG = LlamaConfig(POOL, flash_attention=True)
-PACKAGED_NEW = 24
-LIST = TextPrompt(
-    "Monday: open at 9, close at 17, staff 3\nTuesday: open at 9, close at 17, staff 3\nWednesday: open at 9,"
-)
-TABLE = TextPrompt("| id | city | status |\n|---|---|---|\n| 1 | Oslo | active |\n| 2 | Oslo | active |\n| 3 |")
-STORY = TextPrompt("The train was an hour late when Miriam saw the man with the green umbrella again.")
-
-
-@pytest.fixture(scope="module")
-def packaged() -> LlamaModel:
-    return LlamaModel(locate_model("default"))
-
-
-@pytest.fixture(scope="module")
-def packaged_plain(packaged: LlamaModel) -> Plain:
-    return plain_answers(packaged, PACKAGED_CONFIG)
-
-
-@pytest.fixture(scope="module")
-def truncated(tmp_path_factory: pytest.TempPathFactory) -> LlamaModel:
-    """26 of 30 layers guess about half of the tokens right, so that rows of guesses break off at every place."""
-    path = tmp_path_factory.mktemp("draft") / "draft.gguf"
-    truncate(locate_model("default"), path, range(26))
-    return LlamaModel(path)
-
-
-@pytest.fixture(params=["prompt_lookup", "truncated", "itself"])
-def packaged_proposer(request: pytest.FixtureRequest, packaged: LlamaModel, truncated: LlamaModel) -> Proposer:
-    """Each in turn."""
-    made: dict[str, Callable[[], Proposer]] = {
-        "prompt_lookup": lambda: PromptLookup(ngram_tokens=2),
-        "truncated": lambda: LlamaDraft(truncated, packaged, PACKAGED_CONFIG),
-        "itself": lambda: LlamaDraft(packaged, packaged, PACKAGED_CONFIG),
-    }
-    return made[request.param]()
-
-
-@pytest.mark.parametrize(
-    ("prompt", "sampling"),
-    [
-        pytest.param(LIST, Sampling(), id="repetitive"),
-        pytest.param(STORY, Sampling(), id="story"),
-        pytest.param(STORY, Sampling(temperature=0.8, top_p=0.95, top_k=50, seed=7), id="seeded"),
-        pytest.param(LIST, Sampling(temperature=0.7, seed=11, repetition_penalty=1.3), id="penalized"),
-    ],
-)
-def test_packaged_model_alone(
-    prompt: Prompt, sampling: Sampling, packaged_proposer: Proposer, packaged: LlamaModel, packaged_plain: Plain
-):
-    bench = speculating(packaged, packaged_proposer, config=PACKAGED_CONFIG)
-    tokens = tuple(bench.engine.prepare(prompt))
-    assert same(
-        bench.ask(tokens, PACKAGED_NEW, sampling=sampling), packaged_plain(tokens, PACKAGED_NEW, sampling=sampling)
-    )
-
-
-def test_packaged_model_in_a_batch(packaged_proposer: Proposer, packaged: LlamaModel, packaged_plain: Plain):
-    bench = speculating(packaged, packaged_proposer, config=PACKAGED_CONFIG)
-    prompts = [tuple(bench.engine.prepare(prompt)) for prompt in (LIST, TABLE)]
-    names = [bench.submit(tokens, PACKAGED_NEW) for tokens in prompts]
-    bench.run()
-    for name, tokens in zip(names, prompts, strict=True):
-        assert same(bench.answer(name), packaged_plain(tokens, PACKAGED_NEW))
-    assert 0 < bench.inner.right <= bench.inner.guessed

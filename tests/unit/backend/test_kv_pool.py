@@ -368,8 +368,9 @@ def test_stash_takes_what_was_asked_for_once():
     pool.place([1], 1)
     with pytest.raises(ValueError, match="not to be saved"):
         pool.stash(late, None)
+    other = grown(pool, [1, 2]).handle
     evictions = pool.release(grown(pool, list(range(200, 200 + 2 * BLOCK_TOKENS))).handle, retain=True)
-    pool.release(grown(pool, [1, 2]).handle, retain=True)
+    pool.release(other, retain=True)
     with pytest.raises(ValueError, match="not to be saved"):
         pool.stash(evictions[0].save[0], None)
     pool.clear()
