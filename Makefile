@@ -14,7 +14,7 @@ help:
 	@echo "make demo    two unequal llama.cpp backends, a router, a burst of 8 requests, the decisions explained"
 	@echo "make test    all tests;  make unit: those without a model or a socket"
 	@echo "make lint    ruff, mypy, buf, generated code up to date"
-	@echo "make bench-engine   our backend beside llama-server, 15 minutes on an otherwise idle machine with 2 cores (Linux)"
+	@echo "make bench-engine   our backend beside llama-server, 20 minutes on an otherwise idle machine with 2 cores (Linux)"
 	@echo "make proto   generate the code of protos/ anew"
 
 setup: $(STAMP)

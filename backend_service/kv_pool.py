@@ -93,7 +93,9 @@ class KvPool:
             return None
         packed = array(PACKED, tokens)
         match = self._match(packed)
-        shared, source = match.length, min(match.owners, default=None)
+        # Of equal prefixes that were computed apart, a live one: its cells are taken in any case.
+        source = min(match.owners, key=lambda owner: (owner not in self._live, owner), default=None)
+        shared = match.length
         handle = self._free[-1]
         self._cells.start(
             handle, shared_from=source, shared_tokens=shared, worst_case_tokens=len(tokens) + max_new_tokens

@@ -6,7 +6,7 @@
 The peer is the server in the PyPI package xllamacpp, which is installed in an environment of its own (.venv-peer). In
 each round either side is started anew, one after the other, the first one alternating, and plays every workload with
 new prompts (benchmarks/side_by_side/workload.py has them). The server's whole process is on one core with one thread,
-the load client on another. Prints a table and, last, one JSON line. Linux. About 15 minutes.
+the load client on another. Prints a table and, last, one JSON line. Linux. About 20 minutes.
 
 A `..._ratio` in that line is the median over the rounds of peer's time / our time, so above 1 we are faster;
 `ttft_p95_ratio` is that of the steady burst, `gap_ratio` sets the worst gaps against each other, and `memory_ratio` is

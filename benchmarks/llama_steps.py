@@ -40,7 +40,7 @@ CHUNKS = (1, 4, 8, 16, 32, 64, 128, 256)
 BATCHES = (1, 2, 4, 8)
 PREFILL_TOKENS = 256
 CONTEXT_TOKENS = 64
-CONTEXTS = (512, 2000)
+CONTEXTS = (512, 1500)
 DECODE_STEPS = 15
 COPIED_TOKENS = 512
 LIMITS = PoolLimits(8192, max_live=max(BATCHES), retained_tokens=8192)
@@ -73,7 +73,7 @@ def prefill_rate(engine: LlamaCppEngine, chunk: int) -> float:
 
 def decode_step_ms(engine: LlamaCppEngine, batch: int, context: int = CONTEXT_TOKENS, *, shared: bool = False) -> float:
     """Median milliseconds of a decode step with this many rows, each with so many tokens of context: its own, or
-    all but one shared."""
+    all but one shared, which stay in the cache."""
     handles = []
     for row in range(batch):
         prompt = [*tokens(99, context - 1), 500 + row] if shared else tokens(100 + row, context)
@@ -88,20 +88,8 @@ def decode_step_ms(engine: LlamaCppEngine, batch: int, context: int = CONTEXT_TO
         engine.step([Slice(handle, 1) for handle in handles])
         seconds.append(time.perf_counter() - begun_s)
     for handle in handles:
-        engine.release(handle, retain=False)
+        engine.release(handle, retain=shared)
     return 1000 * statistics.median(seconds)
-
-
-def idle_step_ms(engine: LlamaCppEngine, idle_tokens: int, batch: int) -> float:
-    """`decode_step_ms` beside a retained sequence of so many tokens."""
-    prompt = tokens(7, idle_tokens)
-    handle = admit(engine, prompt)
-    for _ in range(idle_tokens // 128):
-        engine.step([Slice(handle, 128)])
-    engine.release(handle, retain=True)
-    step_ms = decode_step_ms(engine, batch)
-    engine.clear_cache()
-    return step_ms
 
 
 def copy_ms(engine: LlamaCppEngine, *, back: bool) -> float:
@@ -114,7 +102,7 @@ def copy_ms(engine: LlamaCppEngine, *, back: bool) -> float:
     begun_s = time.perf_counter()
     copies = [cells.save(handle, block) for block in blocks]
     saved_s = time.perf_counter()
-    target = LIMITS.handles - 1
+    target = LIMITS.handles - 1  # no sequence has come so far
     for block, copy in zip(blocks, copies, strict=True):
         assert cells.restore(target, copy, block.start, block.end)
     restored_s = time.perf_counter()
@@ -124,7 +112,8 @@ def copy_ms(engine: LlamaCppEngine, *, back: bool) -> float:
 
 
 def measurements(engine: LlamaCppEngine) -> dict[str, Callable[[], float]]:
-    """Every figure of one variant by name: tokens/s for prefill, else ms."""
+    """Every figure of one variant by name, to be measured in this order: the longest context stays in the cache for
+    those after it. Tokens/s for prefill, else ms."""
     figures: dict[str, Callable[[], float]] = {}
     for chunk in CHUNKS:
         figures[f"prefill chunk {chunk}"] = partial(prefill_rate, engine, chunk)
@@ -134,7 +123,7 @@ def measurements(engine: LlamaCppEngine) -> dict[str, Callable[[], float]]:
         for batch in (1, 4):
             figures[f"batch {batch}, context {context}"] = partial(decode_step_ms, engine, batch, context, shared=True)
     for batch in (1, 4):
-        figures[f"batch {batch}, 2048 idle"] = partial(idle_step_ms, engine, 2048, batch)
+        figures[f"batch {batch}, beside {max(CONTEXTS)} idle"] = partial(decode_step_ms, engine, batch)
     figures[f"copy {COPIED_TOKENS} out"] = partial(copy_ms, engine, back=False)
     figures[f"copy {COPIED_TOKENS} back"] = partial(copy_ms, engine, back=True)
     return figures
@@ -158,6 +147,7 @@ def main() -> None:
         for name, engine in engines.items():
             for figure, measure in measurements(engine).items():
                 seen[name].setdefault(figure, []).append(measure())
+            engine.clear_cache()
     summary = {
         name: {figure: round(statistics.median(values), 1) for figure, values in figures.items()}
         for name, figures in seen.items()

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 from backend_service.engines.base import Slice, StepResult
 from backend_service.engines.llama_cpp import LlamaConfig, LlamaCppEngine
 from backend_service.engines.llama_draft import LlamaDraft
 from backend_service.engines.llama_model import LlamaModel
 from backend_service.kv_pool import PoolLimits
+from backend_service.scheduler import Scheduler
 from backend_service.speculation.base import Proposer
+from backend_service.step_plan import StepLimits
 from tests.integration.engines.bench import Answer, Bench
 
 CONFIG = LlamaConfig(PoolLimits(1024, max_live=4, retained_tokens=512))
@@ -77,9 +80,21 @@ def plain_answers(model: LlamaModel) -> Plain:
     return ask
 
 
-def speculating(model: LlamaModel, proposer: Proposer, guesses: int = GUESSES) -> Bench:
+@dataclass
+class GuessingBench(Bench):
+    """Whose scheduler asks for guesses."""
+
+    guesses: int = GUESSES
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.limits = replace(self.limits, step=StepLimits(self.step_tokens, guesses=self.guesses))
+        self.scheduler = Scheduler(self.engine, self.limits)
+
+
+def speculating(model: LlamaModel, proposer: Proposer, guesses: int = GUESSES) -> GuessingBench:
     """A scheduler over a fresh engine that verifies a proposer's guesses."""
-    return Bench(CountingEngine(model, CONFIG, proposer), guesses=guesses)
+    return GuessingBench(CountingEngine(model, CONFIG, proposer), guesses=guesses)
 
 
 def same(answer: Answer, other: Answer) -> bool:

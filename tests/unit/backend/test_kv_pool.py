@@ -411,3 +411,16 @@ def test_a_probe_beside_everything_else_finds_what_the_device_holds_and_no_more_
     rounds.join()
     assert seen <= {BLOCK_TOKENS + REST, 2 * BLOCK_TOKENS, 3 * BLOCK_TOKENS, len(tokens) - 1}
     pool.check_integrity()
+
+
+def test_of_equal_prefixes_the_live_one_is_shared():
+    pool = KvPool(PoolLimits(capacity_tokens=44, max_live=3, max_retained=4, retained_tokens=44))
+    tokens = list(range(10))
+    retained, live = pool.place(tokens, 2), pool.place(tokens, 2)  # together, so each computes its own
+    for placement in (retained, live):
+        pool.grow(placement.handle, tokens)
+    pool.release(retained.handle, retain=True)
+    placement = pool.place([*tokens, 99], 25)  # fits only if it takes no further cells for its first ten tokens
+    assert placement is not None
+    assert placement.source == live.handle
+    pool.check_integrity()
