@@ -89,6 +89,8 @@ class BackendSettings(Settings, env_prefix="PHASEROUTE_BACKEND_", cli_prog_name=
     def _goes_together(self) -> BackendSettings:
         if self.kv_type != "f16" and self.flash_attention == "off":
             raise ValueError(f"--kv-type {self.kv_type} needs flash attention; leave it on, or use f16")
+        if self.engine == "simulated" and self.speculate != "off":
+            raise ValueError("--speculate needs a model; leave it out with --engine simulated")
         if (self.speculate == "draft") != bool(self.draft_model):
             raise ValueError("--speculate draft and --draft-model go together; give both, or neither")
         return self

@@ -74,7 +74,12 @@ class LlamaCppEngine:
 
     def __init__(self, model: LlamaModel, config: LlamaConfig, proposer: Proposer | None = None) -> None:
         """`proposer`: guesses tokens ahead (speculative decoding). Raises `StartupFailed` when the context does not fit
-        the machine."""
+        the machine, or guesses the model."""
+        if proposer and not model.shares_prefixes:
+            raise StartupFailed(
+                f"{model.name} keeps a state that cannot be cut back (recurrent, hybrid or sliding window), so wrong "
+                "guesses could not be taken back; leave out --speculate."
+            )
         cells = -(-config.limits.capacity_tokens // _CELL_PADDING) * _CELL_PADDING
         scratch = config.limits.handles
         context = llama_cpp.llama_init_from_model(model.pointer, _context_params(config, cells, sequences=scratch + 1))

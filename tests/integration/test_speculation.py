@@ -23,8 +23,9 @@ from backend_service.speculation.adaptive import AdaptiveProposer
 from backend_service.speculation.base import Proposer
 from backend_service.speculation.prompt_lookup import PromptLookup
 from benchmarks.truncated_model import truncate
+from service_kit.faults import StartupFailed
 from service_kit.requests import Sampling
-from tests.integration.engines.tiny_models import END_TOKEN, tiny_qwen2
+from tests.integration.engines.tiny_models import END_TOKEN, TINY_MODELS, tiny_qwen2
 from tests.integration.speculating import (
     CONFIG,
     GUESSES,
@@ -235,3 +236,10 @@ def unending(model: LlamaModel, tokens: tuple[int, ...], sampling: Sampling, cou
     while len(text) < count:
         text += engine.step([Slice(admission.handle, 1)]).tokens[admission.handle]
     return text
+
+
+@pytest.mark.parametrize("architecture", ["mamba", "gemma2"])
+def test_a_model_that_could_not_take_back_wrong_guesses_is_refused(architecture, tmp_path):
+    model = LlamaModel(TINY_MODELS[architecture](tmp_path / "model.gguf"))
+    with pytest.raises(StartupFailed, match="leave out --speculate"):
+        LlamaCppEngine(model, CONFIG, PromptLookup())

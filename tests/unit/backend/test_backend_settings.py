@@ -35,6 +35,7 @@ def test_a_step_must_hold_the_batch():
     [
         (["--kv-type", "q8_0", "--flash-attention", "off"], "leave it on, or use f16"),
         (["--speculate", "draft"], "give both, or neither"),
+        (["--engine", "simulated", "--speculate", "prompt_lookup"], "leave it out"),
         (["--draft-model", "small.gguf"], "give both, or neither"),
         (["--speculate", "prompt_lookup", "--guesses", "0"], "greater than or equal to 1"),
     ],
