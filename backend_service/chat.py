@@ -19,10 +19,11 @@ from service_kit.requests import ChatTurn
 _FIELD = "prompt.chat"
 
 
-def render_chat(template: str, turns: Sequence[ChatTurn], *, bos: str, eos: str) -> str:
+def render_chat(template: str, turns: Sequence[ChatTurn], *, bos: str, eos: str, now: datetime | None = None) -> str:
     """The prompt for these turns, ending where the assistant's answer begins.
 
-    `bos` and `eos` are the texts of the model's begin and end tokens, which most templates write out themselves.
+    `bos` and `eos` are the texts of the model's begin and end tokens, which most templates write out themselves; `now`
+    is the time for templates that ask for it, by default that of the clock.
     Raises `InvalidRequest` with the template's own words when it refuses the turns.
     """
     try:
@@ -33,6 +34,7 @@ def render_chat(template: str, turns: Sequence[ChatTurn], *, bos: str, eos: str)
             eos_token=eos,
             tools=None,
             documents=None,
+            strftime_now=(now or datetime.now()).strftime,
         )
     # Beside its own errors, Jinja passes on what the template's expressions raise.
     except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
@@ -51,7 +53,6 @@ def _compiled(template: str) -> Template:
         trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationTag]
     )
     environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = _strftime_now
     environment.filters["tojson"] = _tojson
     return environment.from_string(template)
 
@@ -68,10 +69,6 @@ class _GenerationTag(Extension):
 
 def _raise_exception(message: str) -> NoReturn:
     raise TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.now().strftime(pattern)
 
 
 def _tojson(value: Any, indent: int | None = None, ensure_ascii: bool = False, sort_keys: bool = False) -> str:

@@ -33,7 +33,11 @@ def to_proto(
         incarnation=incarnation,
         sequence=sequence,
         model=pb.ModelInfo(
-            name=info.model_name, fingerprint=info.model_fingerprint, context_tokens=info.context_tokens
+            name=info.model_name,
+            fingerprint=info.model_fingerprint,
+            context_tokens=info.context_tokens,
+            tokenizer_fingerprint=info.tokenizer_fingerprint,
+            precision=info.precision,
         ),
         engine=pb.EngineInfo(name=info.name, device=info.device, simulated=info.simulated),
         max_active=max_active,

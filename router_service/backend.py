@@ -95,6 +95,7 @@ def as_candidate(
         rates=snapshot.rates,
         max_active=snapshot.max_active,
         context_tokens=snapshot.context_tokens,
+        precision=snapshot.precision,
         status_age_s=status_age_s,
         last_turn=last_turn,
     )

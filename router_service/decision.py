@@ -53,6 +53,8 @@ class Candidate:
     """The largest batch it runs."""
     context_tokens: int = 0
     """The largest prompt + new tokens it takes."""
+    precision: str = ""
+    """How it holds the model's weights."""
     status_age_s: float = 0.0
     last_turn: int = 0
     """Grows with every booking in the fleet: this backend's latest, 0 before its first."""
@@ -181,6 +183,7 @@ class Decision:
             score_s=price.score_s,
             predicted_ttft_s=price.predicted_ttft_s,
             status_age_s=candidate.status_age_s,
+            precision=candidate.precision,
         )
         if candidate.rates is not None:
             message.isolated_rates.CopyFrom(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from router_service.backend import Backend, State
 from router_service.decision import Candidate, Exclusion, RoutingRequest
+from router_service.likeness import tokenizer_in_use, why_left_out
 from router_service.snapshot import Snapshot
 from service_kit.faults import InvalidRequest, UnknownName
 
@@ -25,16 +26,20 @@ class Eligible:
 def eligible(fleet: Mapping[str, Backend], request: RoutingRequest, failed: Mapping[str, str]) -> Eligible:
     """Split the fleet for one request; `failed` says why earlier attempts ended, by backend.
 
-    Raises `UnknownName` for a model or pinned backend that is not here, and `InvalidRequest` when the request names no
-    model and several are served. Nobody being left is no error here.
+    Of the model's backends only those that tokenize alike are left, unless the request is pinned to one. Raises
+    `UnknownName` for a model, precision or pinned backend that is not here, and `InvalidRequest` when the request names
+    no model and several are served. Nobody being left is no error here.
     """
     model = _model(fleet, request)
+    _check_precision(fleet, request, model)
+    pinned = bool(request.hints.backend)
+    tokenizer = None if pinned or model is None else tokenizer_in_use(fleet.values(), model)
     snapshots: dict[str, Snapshot] = {}
     exclusions: list[Exclusion] = []
     context_tokens = 0
     for backend in fleet.values():
         snapshot = backend.snapshot
-        why = _never(backend, request, model)
+        why = _never(backend, request, model, tokenizer)
         if not why:
             context_tokens = max(context_tokens, snapshot.context_tokens if snapshot else 0)
             why = _not_now(backend, failed)
@@ -64,16 +69,37 @@ def _model(fleet: Mapping[str, Backend], request: RoutingRequest) -> str | None:
     return next(iter(serving), None)
 
 
-def _never(backend: Backend, request: RoutingRequest, model: str | None) -> str:
-    """Why this request may not go there, whatever the backend's state; empty when it may."""
+def _check_precision(fleet: Mapping[str, Backend], request: RoutingRequest, model: str | None) -> None:
+    """Raises `UnknownName` for a precision that no backend of the model has, of those that were ever heard of: while
+    there are none, nobody can know."""
+    wanted = request.hints.precision
+    known = {
+        backend.snapshot.precision
+        for backend in fleet.values()
+        if backend.snapshot is not None and model in (None, backend.snapshot.model)
+    }
+    if wanted and known and wanted not in known:
+        told = ", ".join(sorted(known - {""})) or "none that backends tell of"
+        what = "The model" if model is None else f"Model {model!r}"
+        raise UnknownName(f"{what} is not held in precision {wanted!r} here; there are {told}.")
+
+
+def _never(backend: Backend, request: RoutingRequest, model: str | None, tokenizer: str | None) -> str:
+    """Why this request may not go there, whatever the backend's state; empty when it may. `tokenizer` is the one that
+    it must have, None for any."""
     pinned = request.hints.backend
     if pinned and backend.name != pinned:
         return f"the request is pinned to {pinned}"
     if backend.name in request.hints.excluded:
         return "the request excludes it"
-    if model is not None and backend.snapshot is not None and backend.snapshot.model != model:
-        return f"serves model {backend.snapshot.model}"
-    return ""
+    snapshot = backend.snapshot
+    if snapshot is None:
+        return ""
+    if model is not None and snapshot.model != model:
+        return f"serves model {snapshot.model}"
+    if request.hints.precision and snapshot.precision != request.hints.precision:
+        return f"holds its weights in precision {snapshot.precision or 'unknown'}, not {request.hints.precision}"
+    return why_left_out(snapshot, tokenizer)
 
 
 def _not_now(backend: Backend, failed: Mapping[str, str]) -> str:

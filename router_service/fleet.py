@@ -19,6 +19,7 @@ from router_service.decision import Candidate
 from router_service.feed import Feed
 from router_service.follower import Follower, Following
 from router_service.ledger import Ledger
+from router_service.likeness import Likeness, tokenizer_in_use, why_left_out
 from router_service.snapshot import Snapshot
 from service_kit.channels import open_channel
 from service_kit.faults import UnknownName
@@ -52,7 +53,7 @@ class Fleet:
         self._rng = rng or random.Random()
         self._clock = clock
         self._followers: list[asyncio.Task[NoReturn]] = []
-        self._warned_models: set[str] = set()
+        self._likeness: dict[str, Likeness] = {}
 
     async def __aenter__(self) -> Self:
         for backend in self.backends.values():
@@ -103,12 +104,18 @@ class Fleet:
         """Seconds since the backend's last Status."""
         return backend.status_age_s(self._clock())
 
+    def left_out(self, backend: Backend) -> str:
+        """Why only pinned requests go to a serving backend; empty when others do, or it does not serve."""
+        if backend.snapshot is None or backend.state is not State.SERVING:
+            return ""
+        return why_left_out(backend.snapshot, tokenizer_in_use(self.backends.values(), backend.snapshot.model))
+
     def _on_status(self, backend: Backend, status: pb.BackendStatus) -> None:
         before = backend.state
         snapshot = Snapshot.of(status)
         if backend.hear(snapshot, self._clock()):
             self._ledger.on_status(backend.name, snapshot.incarnation, snapshot.attempt_ids)
-            self._warn_of_unequal_weights(snapshot.model)
+            self._tell_differences(snapshot.model)
             self._changed(backend, before)
 
     def _on_loss(self, backend: Backend, problem: str) -> None:
@@ -127,11 +134,29 @@ class Fleet:
             log.info("backend", backend=backend.name, state=backend.state.value, detail=backend.detail)
         self.changes.publish(None)
 
-    def _warn_of_unequal_weights(self, model: str) -> None:
-        if model in self._warned_models:
+    def _tell_differences(self, model: str) -> None:
+        """Log what differs under one model name, again whenever that changes."""
+        in_use = tokenizer_in_use(self.backends.values(), model)
+        if in_use is None:
             return
-        snapshots = {name: backend.snapshot for name, backend in self.backends.items()}
-        fingerprints = {name: s.fingerprint for name, s in snapshots.items() if s is not None and s.model == model}
-        if len(set(fingerprints.values())) > 1:
-            self._warned_models.add(model)
-            log.warning("one model name, different weights or tokenizers", model=model, fingerprints=fingerprints)
+        likeness = Likeness.of(self.backends.values(), model, in_use)
+        if likeness == self._likeness.get(model):
+            return
+        self._likeness[model] = likeness
+        if not likeness.one_tokenizer:
+            log.warning(
+                "one model name, different tokenizers: only the backends in use get work that is not pinned",
+                model=model,
+                tokenizers=likeness.tokenizers,
+                used=likeness.used,
+            )
+        if not (likeness.one_origin and likeness.one_precision):
+            # Precisions differ on purpose, as on unlike devices; other weights give other answers.
+            tell = log.info if likeness.one_origin else log.warning
+            tell(
+                "one model name, different weights or precisions: taken as interchangeable unless a request demands a "
+                "precision",
+                model=model,
+                fingerprints=likeness.fingerprints,
+                precisions=likeness.precisions,
+            )

@@ -39,7 +39,7 @@ class ProbeReport:
 
     @property
     def counted_tokens(self) -> int | None:
-        """The prompt's length as somebody counted it; None when it can only be guessed. Candidates share a model, so
+        """The prompt's length as somebody counted it; None when it can only be guessed. Candidates tokenize alike, so
         one's count is good for the others."""
         if self.answers:
             return max(answer.prompt_tokens for answer in self.answers.values())

@@ -159,10 +159,13 @@ def _lost(problem: str) -> UpstreamFailed:
 
 
 def _forwarded(request: pb.GenerateRequest, decision: Decision, lease: Lease) -> pb.GenerateRequest:
-    """The request as the backend gets it. Hints were for this router and name its backends."""
+    """The request as the backend gets it. Hints were for this router and name its backends; a demanded precision is for
+    every router on the way."""
     forwarded = pb.GenerateRequest()
     forwarded.CopyFrom(request)
     forwarded.ClearField("routing")
+    if request.routing.precision:
+        forwarded.routing.precision = request.routing.precision
     forwarded.max_new_tokens = lease.max_new_tokens
     forwarded.attempt.Clear()
     forwarded.attempt.id = lease.attempt_id

@@ -119,11 +119,15 @@ class Routing:
         return Routed(decision, lease)
 
     async def best_prefix(self, prompt: pb.Prompt, parsed: Prompt, *, time_left_s: float | None) -> Answer:
-        """The largest reusable prefix of any serving backend; what a router answers to CacheProbe.
+        """The largest reusable prefix of any serving backend that is not left out; what a router answers to CacheProbe.
 
         Raises a backend's refusal when each of them finds the prompt invalid, `Unavailable` when none answers.
         """
-        backends = [backend for backend in self._fleet.backends.values() if backend.state is State.SERVING]
+        backends = [
+            backend
+            for backend in self._fleet.backends.values()
+            if backend.state is State.SERVING and not self._fleet.left_out(backend)
+        ]
         report = await probe(
             backends,
             prompt,

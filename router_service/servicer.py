@@ -113,6 +113,7 @@ class RouterServicer(router_pb2_grpc.RouterServiceServicer):
             status=backend.snapshot.wire if backend.snapshot is not None else None,
             status_age_s=self._router.fleet.status_age_s(backend),
             booked_requests=self._router.ledger.pending(backend.name).requests,
+            left_out=self._router.fleet.left_out(backend),
         )
 
 

@@ -19,6 +19,11 @@ class Snapshot:
     sequence: int
     model: str
     fingerprint: str
+    """Of the weights' origin."""
+    tokenizer_fingerprint: str
+    """Equal for equal token ids; empty: not told."""
+    precision: str
+    """How the weights are held; empty: not told."""
     context_tokens: int
     max_active: int
     active: int
@@ -41,6 +46,8 @@ class Snapshot:
             sequence=status.sequence,
             model=status.model.name,
             fingerprint=status.model.fingerprint,
+            tokenizer_fingerprint=status.model.tokenizer_fingerprint,
+            precision=status.model.precision,
             context_tokens=status.model.context_tokens,
             max_active=status.max_active,
             active=active,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from phaseroute.v1 import inference_pb2 as pb
 from router_service.backend import Backend, State
@@ -34,22 +34,22 @@ class FleetView:
 
         The rates are the fastest backend's: exact for a fleet that is idle, too low for one under load, where the
         others share the work; a router before this one errs on the side of caution. Draining while no backend takes
-        work. Several models are named together, and their fingerprint is empty; so is the scheduling policy of backends
-        that differ in it.
+        work. Several models are named together. Fingerprints, precision and scheduling policy are empty where backends
+        differ in them.
         """
         backends = [backend for backend in self._fleet.backends.values() if backend.state is State.SERVING]
         snapshots = [backend.snapshot for backend in backends if backend.snapshot is not None]
         models = sorted({snapshot.model for snapshot in snapshots})
-        fingerprints = {snapshot.fingerprint for snapshot in snapshots}
-        schedulings = {snapshot.wire.scheduling_policy for snapshot in snapshots}
         names = ", ".join(backend.name for backend in backends) or "none"
         status = pb.BackendStatus(
             incarnation=self._incarnation,
             sequence=next(self._sequences),
             model=pb.ModelInfo(
                 name=", ".join(models),
-                fingerprint=_common(fingerprints),
+                fingerprint=_common(snapshot.fingerprint for snapshot in snapshots),
                 context_tokens=max((snapshot.context_tokens for snapshot in snapshots), default=0),
+                tokenizer_fingerprint=_common(snapshot.tokenizer_fingerprint for snapshot in snapshots),
+                precision=_common(snapshot.precision for snapshot in snapshots),
             ),
             engine=pb.EngineInfo(
                 name="router",
@@ -62,7 +62,7 @@ class FleetView:
             kv_cache=_kv_cache(snapshots),
             draining=self.draining or not backends,
             seconds_since_progress=max((snapshot.wire.seconds_since_progress for snapshot in snapshots), default=0.0),
-            scheduling_policy=_common(schedulings),
+            scheduling_policy=_common(snapshot.wire.scheduling_policy for snapshot in snapshots),
         )
         rates = [snapshot.rates for snapshot in snapshots if snapshot.rates is not None]
         if rates:
@@ -105,8 +105,9 @@ def _kv_cache(snapshots: Sequence[Snapshot]) -> pb.KvCacheStatus:
     )
 
 
-def _common(values: set[str]) -> str:
-    return next(iter(values)) if len(values) == 1 else ""
+def _common(values: Iterable[str]) -> str:
+    different = set(values)
+    return different.pop() if len(different) == 1 else ""
 
 
 def _reference_s(rates: Rates) -> float:

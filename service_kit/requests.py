@@ -15,7 +15,7 @@ DEFAULT_MAX_NEW_TOKENS = 256
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 1024
 MAX_LABEL_BYTES = 256
-"""Longest workload, model, policy or backend name: they end up in logs, spans and metadata."""
+"""Longest workload, model, policy, backend or precision: they end up in logs, spans and metadata."""
 MAX_TEMPERATURE = 5.0
 MAX_PENALTY = 2.0
 MAX_REPETITION_PENALTY = 10.0
@@ -91,6 +91,8 @@ class RoutingHints:
     policy: str = ""
     backend: str = ""
     excluded: frozenset[str] = frozenset()
+    precision: str = ""
+    """How a backend must hold the weights; empty: in any way."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +136,7 @@ def parse_generate(request: pb.GenerateRequest) -> GenerateSpec:
             policy=_label("routing.policy", request.routing.policy),
             backend=_label("routing.backend", request.routing.backend),
             excluded=frozenset(_label("routing.excluded_backends", name) for name in request.routing.excluded_backends),
+            precision=_label("routing.precision", request.routing.precision),
         ),
         attempt_id=_label("attempt.id", attempt.id) if attempt else "",
         reusable_tokens=attempt.reusable_tokens if attempt and attempt.HasField("reusable_tokens") else None,

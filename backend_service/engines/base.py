@@ -39,7 +39,11 @@ class EngineInfo:
     simulated: bool
     model_name: str
     model_fingerprint: str
-    """Equal for equal weights and tokenizer."""
+    """Of the weights' origin: the file or files that they were taken from, before any conversion."""
+    tokenizer_fingerprint: str
+    """Of what the tokenizer does: equal means the same token ids for the same text."""
+    precision: str
+    """How the weights are held, such as "q4_1", "q4_1 as f32" or "bf16"."""
     context_tokens: int
     """Largest prompt + new tokens of one request."""
     max_step_tokens: int

@@ -104,6 +104,8 @@ class LlamaCppEngine:
             simulated=False,
             model_name=model.name,
             model_fingerprint=model.fingerprint,
+            tokenizer_fingerprint=model.tokenizer_fingerprint,
+            precision=model.precision,
             context_tokens=min(cells, model.train_context_tokens),
             max_step_tokens=MAX_STEP_TOKENS,
             vocabulary=model.vocabulary,

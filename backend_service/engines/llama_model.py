@@ -12,11 +12,12 @@ from pathlib import Path
 
 import llama_cpp
 
-from backend_service.chat import render_chat
 from backend_service.engines.base import Vocabulary
+from backend_service.gguf_file import precision_named, read_gguf
 from backend_service.models import fingerprint
-from service_kit.faults import InvalidRequest, StartupFailed
-from service_kit.requests import ChatPrompt, Prompt, TextPrompt, TokenPrompt
+from backend_service.prompt_tokenizer import PromptTokenizer
+from service_kit.faults import StartupFailed
+from service_kit.requests import Prompt
 
 _log = logging.getLogger("llama.cpp")
 _LEVELS = {2: logging.DEBUG, 3: logging.WARNING, 4: logging.ERROR}
@@ -66,8 +67,9 @@ class LlamaModel:
         weakref.finalize(self, llama_cpp.llama_model_free, model)
         self.pointer = model
         if not _generates(model):
+            architecture = _metadata(model, b"general.architecture")
             raise StartupFailed(
-                f"Model file {path} ({_architecture(model)}) is not a decoder-only language model, so it cannot "
+                f"Model file {path} ({architecture}) is not a decoder-only language model, so it cannot "
                 "generate text token by token; choose another one."
             )
         self._vocab = llama_cpp.llama_model_get_vocab(model)
@@ -82,51 +84,23 @@ class LlamaModel:
         )
         """A sequence can be cut at any prefix, and that shared: not so where the state is one of all tokens, nor where
         llama.cpp reuses the cells of tokens that fell out of a sliding window."""
-        self._template = (llama_cpp.llama_model_chat_template(model, None) or b"").decode("utf-8", "replace")
-        self._longest_piece = max(len(piece) for piece in self.vocabulary.pieces)
+        self.precision = precision_named(_metadata(model, b"general.file_type")) or read_gguf(path).precision
+        """How the file stores most weights, such as "q4_1"."""
+        self._prompts = PromptTokenizer(
+            _Encoder(self._vocab),
+            self.vocabulary,
+            model_name=self.name,
+            template=(llama_cpp.llama_model_chat_template(model, None) or b"").decode("utf-8", "replace"),
+            bos=self._special(llama_cpp.llama_vocab_bos(self._vocab)),
+            eos=self._special(llama_cpp.llama_vocab_eos(self._vocab)),
+        )
+        self.tokenizer_fingerprint = self._prompts.fingerprint
+        """Equal for equal tokenisation, in other file formats and engines too."""
 
     def tokenize(self, prompt: Prompt, *, context_tokens: int) -> Sequence[int]:
         """Token ids, at least one. Raises `InvalidRequest` for ids out of the vocabulary, and for text so long that it
         could not fit `context_tokens` (that much text is not even tokenized)."""
-        match prompt:
-            case TokenPrompt(ids):
-                for index, token in enumerate(ids):
-                    if token >= self.vocabulary.size:
-                        raise InvalidRequest(
-                            f"prompt.token_ids[{index}]",
-                            f"is {token}, but the vocabulary of {self.name} ends at {self.vocabulary.size - 1}; "
-                            "tokenize with this model",
-                        )
-                return ids
-            case TextPrompt(text):
-                tokens = self._encode(text, context_tokens, parse_special=False, add_special=True)
-            case ChatPrompt(turns):
-                if not self._template:
-                    raise InvalidRequest("prompt.chat", f"needs a chat template and {self.name} has none; send text")
-                bos, eos = (
-                    self._special(llama_cpp.llama_vocab_bos(self._vocab)),
-                    self._special(llama_cpp.llama_vocab_eos(self._vocab)),
-                )
-                text = render_chat(self._template, turns, bos=bos, eos=eos)
-                begun = bool(bos) and text.startswith(bos)
-                tokens = self._encode(text, context_tokens, parse_special=True, add_special=not begun)
-        if not tokens:
-            raise InvalidRequest("prompt", "has no tokens; send some text")
-        return tokens
-
-    def _encode(self, text: str, context_tokens: int, *, parse_special: bool, add_special: bool) -> list[int]:
-        data = text.encode()
-        if len(data) > context_tokens * self._longest_piece:
-            raise InvalidRequest(
-                "prompt", f"has {len(data)} bytes, far more than the context of {context_tokens} tokens; shorten it"
-            )
-        room = len(data) + 8  # enough unless the tokenizer rewrites text; then it says how many it needs, as -count
-        while True:
-            buffer = (llama_cpp.llama_token * room)()
-            count = llama_cpp.llama_tokenize(self._vocab, data, len(data), buffer, room, add_special, parse_special)
-            if count >= 0:
-                return list(buffer[:count])
-            room = -count
+        return self._prompts.tokenize(prompt, context_tokens=context_tokens)
 
     def _read_vocabulary(self) -> Vocabulary:
         size = llama_cpp.llama_vocab_n_tokens(self._vocab)
@@ -147,6 +121,23 @@ class LlamaModel:
         return self._piece(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
 
 
+class _Encoder:
+    """Implements `TextEncoder`. The caller keeps the model alive."""
+
+    def __init__(self, vocab: llama_cpp.llama_vocab_p) -> None:
+        self._vocab = vocab
+
+    def encode(self, text: str, *, parse_special: bool, add_special: bool) -> list[int]:
+        data = text.encode()
+        room = len(data) + 8  # enough unless the tokenizer rewrites text; then it says how many it needs, as -count
+        while True:
+            buffer = (llama_cpp.llama_token * room)()
+            count = llama_cpp.llama_tokenize(self._vocab, data, len(data), buffer, room, add_special, parse_special)
+            if count >= 0:
+                return list(buffer[:count])
+            room = -count
+
+
 def _generates(model: llama_cpp.llama_model_p) -> bool:
     """Whether tokens can be computed one after the other. To llama.cpp an encoder such as BERT is a decoder too, and
     what it decodes is nonsense. A context tells them apart: an encoder's has no KV cache, or its attention looks ahead.
@@ -164,8 +155,8 @@ def _generates(model: llama_cpp.llama_model_p) -> bool:
         llama_cpp.llama_free(context)
 
 
-def _architecture(model: llama_cpp.llama_model_p) -> str:
-    """As the file names it, such as "llama"."""
+def _metadata(model: llama_cpp.llama_model_p, key: bytes) -> str:
+    """Text of a metadata value, such as "llama"; "" when it is missing."""
     buffer = ctypes.create_string_buffer(64)
-    llama_cpp.llama_model_meta_val_str(model, b"general.architecture", buffer, len(buffer))
+    llama_cpp.llama_model_meta_val_str(model, key, buffer, len(buffer))
     return buffer.value.decode("utf-8", "replace")

@@ -95,6 +95,8 @@ class SimulatedEngine:
             simulated=True,
             model_name=model_name,
             model_fingerprint="simulated",
+            tokenizer_fingerprint="bytes",
+            precision="none",
             context_tokens=limits.capacity_tokens,
             max_step_tokens=max_step_tokens,
             vocabulary=Vocabulary(pieces=(*(bytes([value]) for value in range(256)), b""), eos=frozenset({END_TOKEN})),

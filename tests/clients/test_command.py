@@ -36,7 +36,7 @@ def test_generate_sends_what_was_asked_for(phaseroute, service: FakeService):
         "--max-new-tokens 7 --temperature 0.5 --top-p 0.9 --top-k 3 --min-p 0.1 --seed 9 --repetition-penalty 1.5 "
         "--frequency-penalty 0.25 --presence-penalty 0.75 --stop A --stop B --ignore-eos --workload w "
         "--priority batch "
-        "--policy two_phase --backend fast"
+        "--policy two_phase --backend fast --precision bf16"
     )
     assert phaseroute("generate", "echo a", *flags.split()).exit_code == 0
     sent = service.requests[-1]
@@ -46,7 +46,7 @@ def test_generate_sends_what_was_asked_for(phaseroute, service: FakeService):
         "frequency_penalty": 0.25, "presence_penalty": 0.75,
     }  # fmt: skip
     assert (sent.max_new_tokens, list(sent.stop), sent.ignore_eos, sent.workload) == (7, ["A", "B"], True, "w")
-    assert (sent.routing.policy, sent.routing.backend) == ("two_phase", "fast")
+    assert sent.routing == inference_pb2.RoutingHints(policy="two_phase", backend="fast", precision="bf16")
     assert sent.priority == inference_pb2.PRIORITY_BATCH
 
 
@@ -80,10 +80,13 @@ def test_json_is_one_object_with_the_decision(phaseroute):
 
 
 def test_route_explains_and_sends_nothing(phaseroute, service: FakeService):
-    result = phaseroute("route", "echo a", "--max-new-tokens", "128", "--policy", "two_phase")
+    result = phaseroute(
+        "route", "echo a", "--max-new-tokens", "128", "--policy", "two_phase", "--precision", "q4_1 as f32"
+    )
     assert result.exit_code == 0
     assert "3.118" in result.stdout
     assert [request.max_new_tokens for request in service.requests] == [128]
+    assert service.requests[0].routing.precision == "q4_1 as f32"
 
 
 def test_backends_as_table_and_as_json(phaseroute):

@@ -80,6 +80,51 @@ def test_backends_show_queue_cache_and_speed():
     assert tables.backend_text(entries) == "cpu connecting: refused"
 
 
+def entry(name: str, *, model: str = "m", precision: str = "q4_1", left_out: str = "") -> router_pb2.BackendEntry:
+    heard = status()
+    heard.engine.name, heard.engine.device, heard.engine.simulated = "llama_cpp", "CPU", False
+    heard.model.name, heard.model.precision = model, precision
+    return router_pb2.BackendEntry(
+        name=name, target="h:1", state=router_pb2.BACKEND_STATE_SERVING, status=heard, left_out=left_out
+    )
+
+
+def test_backends_show_the_precision_beside_the_model():
+    text = text_of(
+        tables.backend_table([entry("cpu", precision="q4_1 as f32"), entry("old", model="older", precision="")])
+    )
+    assert "m, q4_1 as f32" in text
+    assert "older" in text
+    assert "older," not in text
+
+
+def test_equal_backends_need_no_words():
+    assert tables.backend_text([entry("one"), entry("two"), entry("three", model="n", precision="bf16")]) == ""
+
+
+def test_backends_that_differ_are_told_below_the_table():
+    entries = [
+        entry("cpu", precision="q4_1 as f32"),
+        entry("gpu", precision="bf16"),
+        entry("old", precision=""),
+        entry("odd", precision="f16", left_out="tokenizes differently"),
+        entry("other", model="n", precision="f32"),
+    ]
+    assert tables.backend_text(entries).splitlines() == [
+        "odd is left out: tokenizes differently",
+        "m is held differently: cpu in q4_1 as f32, gpu in bf16, old in unknown precision; requests go to any of them "
+        "unless they demand a precision",
+    ]
+
+
+def test_a_decision_between_precisions_says_so():
+    made = decision("d", "small")
+    assert "held" not in tables.decision_text(made)
+    for candidate, precision in zip(made.candidates, ("bf16", "q4_1", ""), strict=True):
+        candidate.precision = precision
+    assert "weights are held differently: fast in bf16, small in q4_1" in tables.decision_text(made).splitlines()
+
+
 def test_an_outcome_without_a_forecast_has_dashes():
     routing = Routing("d", "round_robin", "fast", 1, None, 3.118, 0.2, 2.5)
     text = text_of(tables.outcome_table(routing))

@@ -78,13 +78,26 @@ class StubBackend(pb_grpc.InferenceServiceServicer):
     """Records what arrives and how it ended; does as it is told."""
 
     def __init__(
-        self, rates: tuple[float, float] | None = FAST, *, model: str = "m", context_tokens: int = 4096, max_active=4
+        self,
+        rates: tuple[float, float] | None = FAST,
+        *,
+        model: str = "m",
+        context_tokens: int = 4096,
+        max_active: int = 4,
+        tokenizer: str = "t",
+        precision: str = "q4_1",
     ) -> None:
         self.target = ""
         self.status = pb.BackendStatus(
             incarnation="first",
             sequence=1,
-            model=pb.ModelInfo(name=model, fingerprint="f", context_tokens=context_tokens),
+            model=pb.ModelInfo(
+                name=model,
+                fingerprint="f",
+                context_tokens=context_tokens,
+                tokenizer_fingerprint=tokenizer,
+                precision=precision,
+            ),
             engine=pb.EngineInfo(name="stub", device="none"),
             max_active=max_active,
             max_queued=8,

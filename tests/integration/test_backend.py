@@ -70,6 +70,7 @@ async def test_status_is_complete():
     assert status.sequence > 0
     assert status.model.name == "simulated"
     assert status.model.fingerprint
+    assert (status.model.tokenizer_fingerprint, status.model.precision) == ("bytes", "none")
     assert status.model.context_tokens == 4096
     assert status.engine.name == "simulated"
     assert status.engine.simulated

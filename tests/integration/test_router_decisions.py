@@ -303,6 +303,11 @@ async def test_forced_to_a_backend_that_is_away_is_unavailable():
         ({"routing": hints(policy="forced:tpu")}, grpc.StatusCode.INVALID_ARGUMENT, "there are cpu, gpu"),
         ({"routing": hints(backend="tpu")}, grpc.StatusCode.NOT_FOUND, "there are cpu, gpu"),
         ({"model": "gpt"}, grpc.StatusCode.NOT_FOUND, "there are m"),
+        (
+            {"routing": hints(precision="bf16")},
+            grpc.StatusCode.NOT_FOUND,
+            "Model 'm' is not held in precision 'bf16' here; there are q4_1.",
+        ),
     ],
 )
 async def test_unknown_names_list_the_known(options, code, message):
@@ -324,6 +329,49 @@ async def test_pinned_and_excluded_backends():
         decision = await route(routed, routing=hints(excluded_backends=["gpu"]))
         assert decision.selected == "cpu"
         assert by_name(decision)["gpu"].excluded == "the request excludes it"
+
+
+async def test_backends_that_tokenize_differently_get_nothing_beside_the_larger_group():
+    odd = StubBackend(FAST, tokenizer="other")
+    odd.probe = odd.tells(100, 99)
+    backends = {"odd": odd, "b": StubBackend(SLOW), "c": StubBackend(SLOW)}
+    async with router(backends) as routed:
+        for prompt in (pb.Prompt(text="hello"), pb.Prompt(token_ids=pb.TokenIds(ids=[1, 2, 3]))):
+            for policy in ("two_phase", "least_loaded", "round_robin"):
+                decision = await route(routed, prompt=prompt, routing=hints(policy=policy))
+                assert decision.selected in ("b", "c")
+                assert by_name(decision)["odd"].excluded == (
+                    "tokenizes differently: its tokenizer is other, the one in use for this model is t; "
+                    "only pinned requests go there"
+                )
+        await routed.generate()
+        assert (odd.probes, odd.requests) == (0, [])
+
+        assert (await route(routed, routing=hints(backend="odd"))).selected == "odd"
+        with pytest.raises(grpc.aio.AioRpcError) as raised:
+            await routed.generate(routing=hints(excluded_backends=["b", "c"]))
+        assert raised.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert "odd is out: tokenizes differently: its tokenizer is other" in raised.value.details()
+
+
+async def test_a_demanded_precision_decides_who_is_a_candidate():
+    coarse, exact = StubBackend(FAST, precision="q4_1 as f32"), StubBackend(SLOW, precision="bf16")
+    async with router({"coarse": coarse, "exact": exact}) as routed:
+        free = await route(routed)
+        assert free.selected == "coarse"
+        assert {name: row.precision for name, row in by_name(free).items()} == {
+            "coarse": "q4_1 as f32",
+            "exact": "bf16",
+        }
+
+        bound = await route(routed, routing=hints(precision="bf16"))
+        assert bound.selected == "exact"
+        assert by_name(bound)["coarse"].excluded == "holds its weights in precision q4_1 as f32, not bf16"
+
+        probes = coarse.probes
+        for _ in range(3):
+            await routed.generate(routing=hints(precision="bf16"))
+        assert (len(coarse.requests), len(exact.requests), coarse.probes) == (0, 3, probes)
 
 
 async def test_several_models():

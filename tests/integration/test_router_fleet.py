@@ -183,16 +183,84 @@ async def test_health_follows_the_fleet():
         call.cancel()
 
 
-async def test_one_model_name_with_different_weights_is_warned_of_once():
-    one, other = StubBackend(), StubBackend()
-    other.status.model.fingerprint = "else"
+async def differences_logged(one: StubBackend, other: StubBackend) -> list[dict]:
+    """What a router of the two says of unequal backends while Status after Status comes in."""
     with structlog.testing.capture_logs() as logs:
         async with router({"one": one, "other": other}) as routed:
-            one.push(max_active=5)
-            await routed.wait(lambda router: router.fleet.backends["one"].snapshot.max_active == 5)
+            for max_active in (5, 6):
+                one.push(max_active=max_active)
+                await routed.wait(lambda router, n=max_active: router.fleet.backends["one"].snapshot.max_active == n)
+    return [line for line in logs if line["event"].startswith("one model name")]
 
-    warnings = [line for line in logs if line["log_level"] == "warning"]
-    assert [line["fingerprints"] for line in warnings] == [{"one": "f", "other": "else"}]
+
+async def test_equal_backends_are_nothing_to_tell():
+    assert await differences_logged(StubBackend(), StubBackend()) == []
+
+
+async def test_one_model_name_with_different_weights_is_warned_of_once():
+    other = StubBackend()
+    other.status.model.fingerprint = "else"
+
+    (line,) = await differences_logged(StubBackend(), other)
+
+    assert line["log_level"] == "warning"
+    assert "interchangeable unless a request demands a precision" in line["event"]
+    assert line["fingerprints"] == {"one": "f", "other": "else"}
+
+
+async def test_one_model_name_in_different_precisions_is_told_once():
+    (line,) = await differences_logged(StubBackend(), StubBackend(precision="bf16"))
+
+    assert line["log_level"] == "info"
+    assert "interchangeable unless a request demands a precision" in line["event"]
+    assert line["precisions"] == {"one": "q4_1", "other": "bf16"}
+
+
+async def test_one_model_name_with_different_tokenizers_is_warned_of_once():
+    # Its weights are of no interest: it gets no work beside the other.
+    other = StubBackend(tokenizer="else", precision="bf16")
+    other.status.model.fingerprint = "else"
+
+    (line,) = await differences_logged(StubBackend(), other)
+
+    assert line["log_level"] == "warning"
+    assert "only the backends in use get work" in line["event"]
+    assert line["tokenizers"] == {"one": "t", "other": "else"}
+    assert line["used"] == ("one",)
+
+
+async def test_a_difference_that_changes_is_told_again():
+    one, other = StubBackend(), StubBackend(precision="bf16")
+    with structlog.testing.capture_logs() as logs:
+        async with router({"one": one, "other": other}) as routed:
+            for number, precision in enumerate(("f32", "q4_1", "f32"), start=5):
+                other.status.model.precision = precision
+                other.push(max_active=number)
+                await routed.wait(lambda router, n=number: router.fleet.backends["other"].snapshot.max_active == n)
+
+    told = [line["precisions"]["other"] for line in logs if line["event"].startswith("one model name")]
+    assert told == ["bf16", "f32", "f32"]
+
+
+async def test_list_shows_precisions_and_who_is_left_out():
+    backends = {
+        "a": StubBackend(precision="q4_1"),
+        "b": StubBackend(precision="bf16"),
+        "c": StubBackend(tokenizer="else"),
+        "d": StubBackend(tokenizer="other's", model="other"),
+    }
+    async with router(backends) as routed:
+        entries = await listed(routed)
+        assert {name: entry.status.model.precision for name, entry in entries.items()} == {
+            "a": "q4_1", "b": "bf16", "c": "q4_1", "d": "q4_1",
+        }  # fmt: skip
+        assert {name for name, entry in entries.items() if entry.left_out} == {"c"}
+        assert "its tokenizer is else, the one in use for this model is t" in entries["c"].left_out
+        assert entries["c"].state == router_pb2.BACKEND_STATE_SERVING
+
+        backends["c"].push(draining=True)
+        await routed.wait_state("c", State.DRAINING)
+        assert (await listed(routed))["c"].left_out == ""
 
 
 # A router's own Status, and a router behind a router
@@ -212,6 +280,7 @@ async def test_status_is_the_fleets():
         status = (await routed.inference.Status(pb.StatusRequest())).status
 
         assert (status.engine.name, status.model.name, status.model.fingerprint) == ("router", "m", "f")
+        assert (status.model.tokenizer_fingerprint, status.model.precision) == ("t", "q4_1")
         assert (status.max_active, status.max_queued, status.kv_cache.capacity_tokens) == (6, 16, 1500)
         assert status.model.context_tokens == 8192
         assert status.isolated_rates.decode_tokens_per_s == 293
@@ -224,11 +293,15 @@ async def test_status_is_the_fleets():
         assert later.incarnation == status.incarnation
 
 
-async def test_status_names_no_scheduling_policy_where_backends_differ():
-    one, other = StubBackend(), StubBackend()
+async def test_status_is_silent_where_backends_differ():
+    one, other = StubBackend(), StubBackend(tokenizer="else", precision="bf16")
     one.status.scheduling_policy, other.status.scheduling_policy = "fcfs", "priority"
+    other.status.model.fingerprint = "else"
     async with router({"one": one, "other": other}) as routed:
-        assert (await routed.inference.Status(pb.StatusRequest())).status.scheduling_policy == ""
+        status = (await routed.inference.Status(pb.StatusRequest())).status
+        assert status.scheduling_policy == ""
+        assert (status.model.name, status.model.fingerprint) == ("m", "")
+        assert (status.model.tokenizer_fingerprint, status.model.precision) == ("", "")
 
 
 async def test_status_shows_the_priority_of_what_is_on_its_way():
@@ -258,6 +331,14 @@ async def test_probe_answers_the_fleets_best():
         with pytest.raises(grpc.aio.AioRpcError) as raised:
             await routed.inference.CacheProbe(pb.CacheProbeRequest(prompt=pb.Prompt(text="hello")))
         assert (raised.value.code(), raised.value.details()) == (grpc.StatusCode.INVALID_ARGUMENT, "prompt: no")
+
+
+async def test_probe_asks_nobody_who_would_not_get_the_request():
+    used, left_out = StubBackend(), StubBackend(tokenizer="else")
+    used.probe, left_out.probe = used.tells(100, 30), left_out.tells(100, 80)
+    async with router({"used": used, "left_out": left_out}) as routed:
+        answer = await routed.inference.CacheProbe(pb.CacheProbeRequest(prompt=pb.Prompt(text="hello")))
+        assert (answer.reusable_tokens, left_out.probes) == (30, 0)
 
 
 async def test_watch_status_tells_of_changes():
@@ -302,6 +383,20 @@ async def test_router_behind_a_router():
         assert rest[1].finished.routing.backend == "site"
         await outer.wait(lambda router: len(router.ledger) == 0)
         await inner.wait(lambda router: len(router.ledger) == 0)
+
+
+async def test_a_demanded_precision_is_kept_to_by_both_routers():
+    exact, coarse = StubBackend(SLOW, precision="bf16"), StubBackend(precision="q4_1")
+    async with (
+        router({"exact": exact}) as inner,
+        router({"site": inner.server.target, "coarse": coarse}) as outer,
+    ):
+        responses = await outer.generate(routing=pb.RoutingHints(precision="bf16"))
+
+        assert responses[-1].finished.routing.backend == "site"
+        assert coarse.requests == []
+        (arrived,) = exact.requests
+        assert arrived.routing == pb.RoutingHints(precision="bf16")
 
 
 async def test_cancel_goes_through_both_routers():

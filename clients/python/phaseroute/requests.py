@@ -45,6 +45,8 @@ class GenerateOptions(TypedDict, total=False):
     """Send it to this backend and nowhere else."""
     excluded_backends: Sequence[str]
     """Never send it to these."""
+    precision: str
+    """Send it only to backends that hold their weights so, such as "q4_1"; `status().model.precision` says how."""
 
 
 _SAMPLING = frozenset(field.name for field in pb.Sampling.DESCRIPTOR.fields)

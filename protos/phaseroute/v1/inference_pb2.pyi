@@ -89,14 +89,16 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ...) -> None: ...
 
 class RoutingHints(_message.Message):
-    __slots__ = ("policy", "backend", "excluded_backends")
+    __slots__ = ("policy", "backend", "excluded_backends", "precision")
     POLICY_FIELD_NUMBER: _ClassVar[int]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
     EXCLUDED_BACKENDS_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
     policy: str
     backend: str
     excluded_backends: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, policy: _Optional[str] = ..., backend: _Optional[str] = ..., excluded_backends: _Optional[_Iterable[str]] = ...) -> None: ...
+    precision: str
+    def __init__(self, policy: _Optional[str] = ..., backend: _Optional[str] = ..., excluded_backends: _Optional[_Iterable[str]] = ..., precision: _Optional[str] = ...) -> None: ...
 
 class Attempt(_message.Message):
     __slots__ = ("id", "reusable_tokens")
@@ -249,14 +251,18 @@ class BackendStatus(_message.Message):
     def __init__(self, incarnation: _Optional[str] = ..., sequence: _Optional[int] = ..., model: _Optional[_Union[ModelInfo, _Mapping]] = ..., engine: _Optional[_Union[EngineInfo, _Mapping]] = ..., max_active: _Optional[int] = ..., max_queued: _Optional[int] = ..., requests: _Optional[_Iterable[_Union[RequestStatus, _Mapping]]] = ..., kv_cache: _Optional[_Union[KvCacheStatus, _Mapping]] = ..., isolated_rates: _Optional[_Union[IsolatedRates, _Mapping]] = ..., step_model: _Optional[_Union[StepModel, _Mapping]] = ..., draining: _Optional[bool] = ..., seconds_since_progress: _Optional[float] = ..., scheduling_policy: _Optional[str] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
-    __slots__ = ("name", "fingerprint", "context_tokens")
+    __slots__ = ("name", "fingerprint", "context_tokens", "tokenizer_fingerprint", "precision")
     NAME_FIELD_NUMBER: _ClassVar[int]
     FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKENIZER_FINGERPRINT_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
     name: str
     fingerprint: str
     context_tokens: int
-    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., context_tokens: _Optional[int] = ...) -> None: ...
+    tokenizer_fingerprint: str
+    precision: str
+    def __init__(self, name: _Optional[str] = ..., fingerprint: _Optional[str] = ..., context_tokens: _Optional[int] = ..., tokenizer_fingerprint: _Optional[str] = ..., precision: _Optional[str] = ...) -> None: ...
 
 class EngineInfo(_message.Message):
     __slots__ = ("name", "device", "simulated")

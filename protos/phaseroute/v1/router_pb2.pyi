@@ -76,7 +76,7 @@ class Decision(_message.Message):
     def __init__(self, id: _Optional[str] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., policy: _Optional[str] = ..., max_new_tokens: _Optional[int] = ..., workload: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., selected: _Optional[str] = ..., reason: _Optional[str] = ..., probe_s: _Optional[float] = ..., choose_s: _Optional[float] = ..., attempt: _Optional[int] = ...) -> None: ...
 
 class Candidate(_message.Message):
-    __slots__ = ("backend", "excluded", "active", "queued", "prompt_tokens", "prompt_tokens_estimated", "reusable_tokens", "probe", "prefill_tokens", "decode_tokens", "isolated_rates", "score_s", "predicted_ttft_s", "status_age_s")
+    __slots__ = ("backend", "excluded", "active", "queued", "prompt_tokens", "prompt_tokens_estimated", "reusable_tokens", "probe", "prefill_tokens", "decode_tokens", "isolated_rates", "score_s", "predicted_ttft_s", "status_age_s", "precision")
     BACKEND_FIELD_NUMBER: _ClassVar[int]
     EXCLUDED_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_FIELD_NUMBER: _ClassVar[int]
@@ -91,6 +91,7 @@ class Candidate(_message.Message):
     SCORE_S_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_TTFT_S_FIELD_NUMBER: _ClassVar[int]
     STATUS_AGE_S_FIELD_NUMBER: _ClassVar[int]
+    PRECISION_FIELD_NUMBER: _ClassVar[int]
     backend: str
     excluded: str
     active: int
@@ -105,7 +106,8 @@ class Candidate(_message.Message):
     score_s: float
     predicted_ttft_s: float
     status_age_s: float
-    def __init__(self, backend: _Optional[str] = ..., excluded: _Optional[str] = ..., active: _Optional[int] = ..., queued: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., prompt_tokens_estimated: _Optional[bool] = ..., reusable_tokens: _Optional[int] = ..., probe: _Optional[_Union[ProbeOutcome, str]] = ..., prefill_tokens: _Optional[int] = ..., decode_tokens: _Optional[int] = ..., isolated_rates: _Optional[_Union[_inference_pb2.IsolatedRates, _Mapping]] = ..., score_s: _Optional[float] = ..., predicted_ttft_s: _Optional[float] = ..., status_age_s: _Optional[float] = ...) -> None: ...
+    precision: str
+    def __init__(self, backend: _Optional[str] = ..., excluded: _Optional[str] = ..., active: _Optional[int] = ..., queued: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., prompt_tokens_estimated: _Optional[bool] = ..., reusable_tokens: _Optional[int] = ..., probe: _Optional[_Union[ProbeOutcome, str]] = ..., prefill_tokens: _Optional[int] = ..., decode_tokens: _Optional[int] = ..., isolated_rates: _Optional[_Union[_inference_pb2.IsolatedRates, _Mapping]] = ..., score_s: _Optional[float] = ..., predicted_ttft_s: _Optional[float] = ..., status_age_s: _Optional[float] = ..., precision: _Optional[str] = ...) -> None: ...
 
 class ListBackendsRequest(_message.Message):
     __slots__ = ()
@@ -118,7 +120,7 @@ class ListBackendsResponse(_message.Message):
     def __init__(self, backends: _Optional[_Iterable[_Union[BackendEntry, _Mapping]]] = ...) -> None: ...
 
 class BackendEntry(_message.Message):
-    __slots__ = ("name", "target", "state", "detail", "status", "status_age_s", "booked_requests")
+    __slots__ = ("name", "target", "state", "detail", "status", "status_age_s", "booked_requests", "left_out")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -126,6 +128,7 @@ class BackendEntry(_message.Message):
     STATUS_FIELD_NUMBER: _ClassVar[int]
     STATUS_AGE_S_FIELD_NUMBER: _ClassVar[int]
     BOOKED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
+    LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
     name: str
     target: str
     state: BackendState
@@ -133,7 +136,8 @@ class BackendEntry(_message.Message):
     status: _inference_pb2.BackendStatus
     status_age_s: float
     booked_requests: int
-    def __init__(self, name: _Optional[str] = ..., target: _Optional[str] = ..., state: _Optional[_Union[BackendState, str]] = ..., detail: _Optional[str] = ..., status: _Optional[_Union[_inference_pb2.BackendStatus, _Mapping]] = ..., status_age_s: _Optional[float] = ..., booked_requests: _Optional[int] = ...) -> None: ...
+    left_out: str
+    def __init__(self, name: _Optional[str] = ..., target: _Optional[str] = ..., state: _Optional[_Union[BackendState, str]] = ..., detail: _Optional[str] = ..., status: _Optional[_Union[_inference_pb2.BackendStatus, _Mapping]] = ..., status_age_s: _Optional[float] = ..., booked_requests: _Optional[int] = ..., left_out: _Optional[str] = ...) -> None: ...
 
 class WatchDecisionsRequest(_message.Message):
     __slots__ = ()

@@ -44,6 +44,8 @@ def status(*requests: tuple[str, int, int], incarnation: str = "first", sequence
             name=changes.pop("model", "m"),
             fingerprint=changes.pop("fingerprint", "f"),
             context_tokens=changes.pop("context_tokens", 4096),
+            tokenizer_fingerprint=changes.pop("tokenizer", "t"),
+            precision=changes.pop("precision", "q4_1"),
         ),
         max_active=4,
         isolated_rates=pb.IsolatedRates(prefill_tokens_per_s=2551, decode_tokens_per_s=293),

@@ -60,6 +60,12 @@ def test_snapshot_sums_active_and_queued():
     assert snapshot.attempt_ids == {"a", "b"}
 
 
+def test_snapshot_tells_origin_tokenizer_and_precision_apart():
+    snapshot = Snapshot.of(status(fingerprint="origin", tokenizer="tok", precision="bf16"))
+
+    assert (snapshot.fingerprint, snapshot.tokenizer_fingerprint, snapshot.precision) == ("origin", "tok", "bf16")
+
+
 @pytest.mark.parametrize("rate", [0.0, -1.0, math.nan, math.inf])
 def test_snapshot_takes_no_rate_that_cannot_divide(rate):
     message = status()
@@ -85,6 +91,14 @@ def test_bookings_fill_the_batch_before_the_queue(running, booked, shown):
 
     assert (made.active, made.queued) == shown
     assert (made.waiting_prefill_tokens, made.waiting_decode_tokens) == (100, 10 * running + 50)
+
+
+def test_a_candidate_shows_how_it_holds_its_weights():
+    made = as_candidate(
+        "gpu", Snapshot.of(status(precision="bf16")), NOTHING, last_turn=1, status_age_s=0.0, prompt_tokens=8
+    )
+
+    assert made.precision == "bf16"
 
 
 def test_a_queue_that_does_not_move_up_keeps_bookings_queued():

@@ -62,7 +62,7 @@ def test_record_shows_what_the_policy_did_not_know():
     message = decide(
         [
             candidate("new", None, probe=ProbeOutcome.LATE, prompt_tokens_estimated=True),
-            candidate("gpu", GPU, probe=ProbeOutcome.SKIPPED),
+            candidate("gpu", GPU, probe=ProbeOutcome.SKIPPED, precision="bf16"),
         ],
         exclusions=[Exclusion("old", "draining (it says so itself)")],
         attempt=2,
@@ -71,6 +71,7 @@ def test_record_shows_what_the_policy_did_not_know():
     new, gpu, old = message.candidates
     assert (new.probe, gpu.probe) == (router_pb2.PROBE_OUTCOME_LATE, router_pb2.PROBE_OUTCOME_SKIPPED)
     assert new.prompt_tokens_estimated
+    assert (new.precision, gpu.precision) == ("", "bf16")
     assert not new.HasField("score_s")
     assert not new.HasField("isolated_rates")
     assert (old.backend, old.excluded) == ("old", "draining (it says so itself)")

@@ -81,6 +81,167 @@ def test_no_model_named_while_several_are_served():
     assert split(backends, request())[0] == {"a"}
 
 
+# Tokenizers
+
+
+def test_the_tokenizer_of_most_serving_backends_is_used_and_the_others_are_told_both():
+    backends = fleet(a=status(tokenizer="old"), b=status(tokenizer="new"), c=status(tokenizer="new"))
+
+    assert split(backends, request()) == (
+        {"b", "c"},
+        {
+            "a": "tokenizes differently: its tokenizer is old, the one in use for this model is new; "
+            "only pinned requests go there"
+        },
+    )
+
+
+def test_backends_that_take_no_work_have_no_say_in_the_tokenizer():
+    backends = fleet(
+        gone=status(tokenizer="old"), full=status(tokenizer="old", draining=True), a=status(tokenizer="new"), new=None
+    )
+    backends["gone"].lose("no Status for 5 s")
+
+    names, reasons = split(backends, request())
+
+    assert names == {"a"}
+    assert reasons["gone"].startswith("tokenizes differently")
+    assert reasons["new"].startswith("connecting")
+
+
+def test_backends_of_other_models_have_no_say_in_the_tokenizer():
+    backends = fleet(
+        a=status(tokenizer="one"),
+        b=status(model="other", tokenizer="two"),
+        c=status(model="other", tokenizer="two"),
+        d=status(tokenizer="two"),
+    )
+
+    assert split(backends, request(model="m"))[0] == {"a"}
+    assert split(backends, request(model="other"))[0] == {"b", "c"}
+
+
+@pytest.mark.parametrize(("first", "second"), [("x", "y"), ("y", "x")])
+def test_a_tie_of_tokenizers_goes_to_the_first_of_the_fleet(first, second):
+    backends = fleet(
+        a=status(tokenizer=first), b=status(tokenizer=second), c=status(tokenizer=second), d=status(tokenizer=first)
+    )
+
+    assert split(backends, request())[0] == {"a", "d"}
+    backends["a"].lose("gone")
+    assert split(backends, request())[0] == {"b", "c"}
+
+
+@pytest.mark.parametrize(("lone", "others"), [("", "t"), ("t", "")])
+def test_a_tokenizer_that_is_not_told_is_one_of_its_own(lone, others):
+    backends = fleet(a=status(tokenizer=lone), b=status(tokenizer=others), c=status(tokenizer=others))
+
+    names, reasons = split(backends, request())
+
+    assert names == {"b", "c"}
+    shown = f"its tokenizer is {lone or 'unknown'}, the one in use for this model is {others or 'unknown'};"
+    assert shown in reasons["a"]
+
+
+def test_backends_that_all_do_not_tell_are_alike():
+    assert split(fleet(a=status(tokenizer=""), b=status(tokenizer="")), request())[0] == {"a", "b"}
+
+
+def test_a_pinned_backend_may_tokenize_as_it_likes():
+    backends = fleet(a=status(tokenizer="old"), b=status(tokenizer="new"), c=status(tokenizer="new"))
+
+    assert split(backends, request(backend="a"))[0] == {"a"}
+
+
+def test_a_failed_backend_keeps_its_say_in_the_tokenizer():
+    backends = fleet(a=status(tokenizer="one"), b=status(tokenizer="two"))
+
+    names, reasons = split(backends, request(), a="UNAVAILABLE: gone")
+
+    assert names == set()
+    assert reasons["b"].startswith("tokenizes differently")
+
+
+def test_while_nobody_serves_the_state_is_the_reason():
+    backends = fleet(a=status(tokenizer="one", draining=True), b=status(tokenizer="two", draining=True))
+
+    assert set(split(backends, request(model="m"))[1].values()) == {"draining (it says so itself)"}
+
+
+def test_context_of_a_backend_that_tokenizes_differently_does_not_count():
+    backends = fleet(small=status(context_tokens=128), large=status(context_tokens=8192, tokenizer="other"))
+
+    assert eligible(backends, request(), {}).context_tokens == 128
+
+
+# Precision
+
+
+def test_weights_and_precision_divide_nobody_unless_demanded():
+    backends = fleet(a=status(precision="q4_1"), b=status(precision="bf16"), c=status(precision="", fingerprint="g"))
+
+    assert split(backends, request())[0] == {"a", "b", "c"}
+    assert split(backends, request(precision="bf16")) == (
+        {"b"},
+        {
+            "a": "holds its weights in precision q4_1, not bf16",
+            "c": "holds its weights in precision unknown, not bf16",
+        },
+    )
+
+
+def test_a_precision_that_nobody_has_lists_those_there_are():
+    backends = fleet(
+        a=status(precision="q4_1"),
+        b=status(precision="bf16"),
+        c=status(precision=""),
+        d=status(model="other", precision="f32"),
+        e=None,
+    )
+    with pytest.raises(UnknownName, match=r"Model 'm' is not held in precision 'f32' here; there are bf16, q4_1\.$"):
+        split(backends, request(model="m", precision="f32"))
+
+
+def test_a_precision_that_nobody_has_where_nobody_tells():
+    with pytest.raises(UnknownName, match="in precision 'f32' here; there are none that backends tell of"):
+        split(fleet(a=status(precision="")), request(precision="f32"))
+
+
+def test_a_precision_nobody_can_know_yet_is_not_called_unknown():
+    assert split(fleet(a=None), request(precision="f32"))[0] == set()
+
+
+def test_a_precision_of_a_backend_that_is_away_is_no_fault_of_the_request():
+    backends = fleet(a=status(precision="q4_1"), b=status(precision="bf16"))
+    backends["b"].lose("gone")
+
+    names, reasons = split(backends, request(precision="bf16"))
+
+    assert names == set()
+    assert reasons["b"] == "unreachable (gone)"
+
+
+def test_a_pinned_backend_of_another_precision_leaves_nobody():
+    backends = fleet(a=status(precision="q4_1"), b=status(precision="bf16"))
+
+    assert split(backends, request(backend="a", precision="bf16")) == (
+        set(),
+        {"a": "holds its weights in precision q4_1, not bf16", "b": "the request is pinned to a"},
+    )
+
+
+def test_a_demanded_precision_does_not_change_the_tokenizer():
+    backends = fleet(a=status(), b=status(), c=status(precision="bf16", tokenizer="other"))
+
+    names, reasons = split(backends, request(precision="bf16"))
+
+    assert names == set()
+    assert reasons["c"].startswith("tokenizes differently")
+
+
+# Context
+
+
 def test_context_keeps_those_that_hold_prompt_and_answer():
     exact = candidate("exact", prompt_tokens=60, context_tokens=110)
     over = candidate("over", prompt_tokens=61, context_tokens=110)

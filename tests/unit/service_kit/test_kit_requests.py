@@ -6,7 +6,7 @@ import pytest
 
 from phaseroute.v1 import inference_pb2 as pb
 from service_kit.faults import InvalidRequest
-from service_kit.requests import Priority, parse_generate
+from service_kit.requests import MAX_LABEL_BYTES, Priority, RoutingHints, parse_generate
 
 PROMPT = pb.Prompt(text="x")
 
@@ -39,3 +39,22 @@ def test_a_priority_that_nobody_knows_is_refused_with_the_known_ones(number):
 def test_every_priority_of_the_wire_is_known():
     for number in pb.Priority.values():
         parse_generate(pb.GenerateRequest(prompt=PROMPT, priority=number))
+
+
+def test_routing_hints():
+    wire = pb.RoutingHints(policy="round_robin", backend="gpu", excluded_backends=["cpu"], precision="bf16")
+
+    parsed = parse_generate(pb.GenerateRequest(prompt=PROMPT, routing=wire)).routing
+
+    assert parsed == RoutingHints("round_robin", "gpu", frozenset({"cpu"}), "bf16")
+    assert parse_generate(pb.GenerateRequest(prompt=PROMPT)).routing == RoutingHints()
+
+
+def test_a_precision_is_no_longer_than_a_label():
+    def sent(length: int) -> pb.GenerateRequest:
+        return pb.GenerateRequest(prompt=PROMPT, routing=pb.RoutingHints(precision="x" * length))
+
+    parse_generate(sent(MAX_LABEL_BYTES))
+    with pytest.raises(InvalidRequest) as no:
+        parse_generate(sent(MAX_LABEL_BYTES + 1))
+    assert no.value.field == "routing.precision"

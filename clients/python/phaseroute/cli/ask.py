@@ -28,6 +28,9 @@ AsChat = Annotated[bool, typer.Option("--chat", help="Send it as a user's messag
 NewTokens = Annotated[int | None, typer.Option(help="How many tokens at most; the server's default is 256.")]
 Policy = Annotated[str | None, typer.Option(help="Route by this policy instead of the router's own.")]
 Backend = Annotated[str | None, typer.Option(help="Send it to this backend and nowhere else.")]
+Precision = Annotated[
+    str | None, typer.Option(help="Only backends that hold their weights so; `phaseroute backends` shows how.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
 TimeLimit = Annotated[float | None, typer.Option("--timeout", metavar="SECONDS", help="Give up after this long.")]
 
@@ -56,6 +59,7 @@ def generate(
     workload: Annotated[str | None, typer.Option(help="Label for requests with answers of similar length.")] = None,
     policy: Policy = None,
     backend: Backend = None,
+    precision: Precision = None,
     timeout_s: TimeLimit = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Then show the candidates, the decision and how its forecast turned out.")
@@ -67,7 +71,7 @@ def generate(
         max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed,
         repetition_penalty=repetition_penalty, frequency_penalty=frequency_penalty, presence_penalty=presence_penalty,
         stop=stop or None, ignore_eos=ignore_eos or None, priority=priority, workload=workload, policy=policy,
-        backend=backend,
+        backend=backend, precision=precision,
     )  # fmt: skip
     with Client(target) as client:
         decisions = client.watch_decisions() if explain else None
@@ -90,11 +94,12 @@ def route(
     max_new_tokens: NewTokens = None,
     policy: Policy = None,
     backend: Backend = None,
+    precision: Precision = None,
     timeout_s: TimeLimit = None,
     as_json: AsJson = False,
 ) -> None:
     """Show where the router would send PROMPT, and why. Sends nothing."""
-    options = _given(max_new_tokens=max_new_tokens, policy=policy, backend=backend)
+    options = _given(max_new_tokens=max_new_tokens, policy=policy, backend=backend, precision=precision)
     with Client(target) as client:
         decision = client.route(_prompt(prompt, chat), timeout_s=timeout_s, **options)
     if as_json:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from rich import box
 from rich.console import JustifyMethod
@@ -92,6 +92,9 @@ def decision_text(decision: router_pb2.Decision) -> str:
             lines.append(f"{candidate.backend} is excluded: {candidate.excluded}")
         elif candidate.probe in _PROBE_NOTES:
             lines.append(f"{candidate.backend} {_PROBE_NOTES[candidate.probe]}")
+    precisions = {each.backend: each.precision for each in decision.candidates if not each.excluded}
+    if len(set(precisions.values())) > 1:
+        lines.append(f"weights are held differently: {_precisions(precisions)}")
     return "\n".join(lines)
 
 
@@ -120,8 +123,20 @@ def backend_table(entries: Sequence[router_pb2.BackendEntry]) -> Table:
 
 
 def backend_text(entries: Sequence[router_pb2.BackendEntry]) -> str:
-    """Why some are not serving, a line each."""
-    return "\n".join(f"{entry.name} {state_name(entry.state)}: {entry.detail}" for entry in entries if entry.detail)
+    """Why some get no work, and what differs between backends of one model, a line each."""
+    lines = [f"{entry.name} {state_name(entry.state)}: {entry.detail}" for entry in entries if entry.detail]
+    lines += [f"{entry.name} is left out: {entry.left_out}" for entry in entries if entry.left_out]
+    by_model: dict[str, dict[str, str]] = {}
+    for entry in entries:
+        if entry.HasField("status") and not entry.left_out:
+            by_model.setdefault(entry.status.model.name, {})[entry.name] = entry.status.model.precision
+    for model, precisions in by_model.items():
+        if len(set(precisions.values())) > 1:
+            lines.append(
+                f"{model} is held differently: {_precisions(precisions)}; requests go to any of them unless they "
+                "demand a precision"
+            )
+    return "\n".join(lines)
 
 
 def state_name(state: int) -> str:
@@ -134,7 +149,8 @@ def _status_cells(status: inference_pb2.BackendStatus) -> list[Text]:
     queued = sum(request.phase == inference_pb2.REQUEST_PHASE_QUEUED for request in status.requests)
     engine = Text(status.engine.name, style="yellow" if status.engine.simulated else "")
     if not status.engine.simulated:
-        engine.append(f"\n{status.engine.device}\n{status.model.name}", style="dim")
+        precision = f", {status.model.precision}" if status.model.precision else ""
+        engine.append(f"\n{status.engine.device}\n{status.model.name}{precision}", style="dim")
     rates = Text("-")
     if status.HasField("isolated_rates"):
         alone = status.isolated_rates
@@ -145,6 +161,10 @@ def _status_cells(status: inference_pb2.BackendStatus) -> list[Text]:
         Text(f"{status.kv_cache.used_tokens}\nof {status.kv_cache.capacity_tokens}"),
         rates,
     ]
+
+
+def _precisions(by_backend: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} in {precision or 'unknown precision'}" for name, precision in by_backend.items())
 
 
 def _seconds(value: float | None) -> str:
