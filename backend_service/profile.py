@@ -17,9 +17,12 @@ from service_kit.faults import StartupFailed
 from service_kit.requests import Sampling
 
 STEP_TARGET_S = 0.15
-"""A step's token budget is what the engine prefills in this time, from an empty context."""
+_FIXED_COSTS = 4.0
+"""A step with prefill takes at least so many times as long as a decode step of one request. That is about what any step
+costs, however little it computes: shorter ones would spend most of their time on it."""
 MIN_STEP_TOKENS = 8
 _PROBE_CHUNK_TOKENS = 16
+_PROBE_DECODE_TOKENS = 3
 _PREFILL_TOKENS = 384
 _PREFILL_LIMIT_S = 2.0
 _DECODE_TOKENS = 24
@@ -35,7 +38,7 @@ class Profile:
 
     rates: IsolatedRates
     step_tokens: int
-    """The token budget of a step that takes about `STEP_TARGET_S`."""
+    """The token budget of a step that takes about `step_target_s`, from an empty context."""
     steps: tuple[tuple[StepShape, float], ...]
     """Every timed step with its seconds: the first samples of the step model."""
 
@@ -57,9 +60,14 @@ class Calibration:
         tokens = list(_ordinary_tokens(info.vocabulary.size, min(_PREFILL_TOKENS, info.context_tokens // 2)))
         self._prefill_and_release(tokens[:2], 1)  # the first step allocates: not a sample
         self._steps.clear()
-        rough_rate = self._prefill_and_release(tokens[: 2 * _PROBE_CHUNK_TOKENS], _PROBE_CHUNK_TOKENS)
-        step_tokens = self._step_tokens or max(MIN_STEP_TOKENS, int(rough_rate * STEP_TARGET_S))
-        step_tokens = min(step_tokens, info.max_step_tokens)
+        handle, rough_rate = self._prefill(tokens[: 2 * _PROBE_CHUNK_TOKENS], _PROBE_CHUNK_TOKENS)
+        target_s = step_target_s(self._decode([handle], 2 * _PROBE_CHUNK_TOKENS, _PROBE_DECODE_TOKENS))
+        self._engine.release(handle, retain=False)
+        step_tokens = self._budget(rough_rate, target_s)
+        if step_tokens > 2 * _PROBE_CHUNK_TOKENS and not self._step_tokens:
+            # Larger steps are faster ones, where a step's fixed cost is high.
+            rough_rate = self._prefill_and_release(tokens[1 : 1 + step_tokens], step_tokens)
+            step_tokens = self._budget(rough_rate, target_s)
         prompt = tokens[: max(2 * _PROBE_CHUNK_TOKENS, int(rough_rate * _PREFILL_LIMIT_S))]
         handle, prefill_rate = self._prefill(prompt, step_tokens)
         decode_rate = self._decode([handle], len(prompt), _DECODE_TOKENS)
@@ -67,6 +75,10 @@ class Calibration:
         if self._max_active > 1:
             self._full_batch(tokens[:_BATCH_PROMPT_TOKENS])
         return Profile(IsolatedRates(prefill_rate, decode_rate), step_tokens, tuple(self._steps))
+
+    def _budget(self, prefill_rate: float, target_s: float) -> int:
+        tokens = self._step_tokens or max(MIN_STEP_TOKENS, int(prefill_rate * target_s))
+        return min(tokens, self._engine.info.max_step_tokens)
 
     def _prefill_and_release(self, tokens: list[int], chunk: int) -> float:
         handle, rate = self._prefill(tokens, chunk)
@@ -109,6 +121,11 @@ class Calibration:
         self._engine.step([Slice(handle, count) for handle in handles])
         shape = StepShape.of((count, at, sampled) for _ in handles)
         self._steps.append((shape, self._clock() - before_s))
+
+
+def step_target_s(decode_tokens_per_s: float) -> float:
+    """How long a step with prefill in it may take where nobody said, from the isolated decode rate."""
+    return max(STEP_TARGET_S, _FIXED_COSTS / decode_tokens_per_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,15 @@ from pydantic import Field, field_validator, model_validator
 
 from service_kit.settings import Settings
 
+_OF_ONE_ENGINE = {
+    "llama_cpp": {"n_gpu_layers", "kv_type", "flash_attention", "speculate", "draft_model"},
+    "mlx": {"device", "weights"},
+}
+"""Settings that the other engines could not heed."""
+
 
 def cache_directory() -> Path:
-    """Where profiles are kept: $XDG_CACHE_HOME/phaseroute, ~/.cache/phaseroute by default."""
+    """Where profiles and converted models are kept: $XDG_CACHE_HOME/phaseroute, ~/.cache/phaseroute by default."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "phaseroute"
 
 
@@ -20,8 +26,12 @@ class BackendSettings(Settings, env_prefix="PHASEROUTE_BACKEND_", cli_prog_name=
     """Serves one model on one device over gRPC."""
 
     listen: str = Field("127.0.0.1:50061", description="Address to serve on, host:port or unix:path")
-    engine: Literal["llama_cpp", "simulated"] = Field("llama_cpp", description="What computes the tokens")
-    model: str = Field("default", description="GGUF path, hf:owner/repo/file.gguf, or default: the packaged SmolLM2")
+    engine: Literal["llama_cpp", "mlx", "simulated"] = Field("llama_cpp", description="What computes the tokens")
+    model: str = Field(
+        "default",
+        description="GGUF path, hf:owner/repo/file.gguf, or default: the packaged SmolLM2; with --engine mlx also an "
+        "mlx-lm folder or hf:owner/repo",
+    )
     model_name: str = Field("", description="Name that clients ask for; default: the file's own")
     max_active: int = Field(4, ge=1, le=64, description="Largest batch")
     max_queued: int = Field(64, ge=0, le=10_000, description="Requests that may wait; more are refused")
@@ -37,30 +47,45 @@ class BackendSettings(Settings, env_prefix="PHASEROUTE_BACKEND_", cli_prog_name=
         "go before it; give more than a backlog takes",
     )
     kv_tokens: int = Field(4096, ge=256, description="KV cache size in tokens, shared by all requests")
-    retained_tokens: int = Field(
-        512, ge=0, description="Part of the KV cache that finished requests' prefixes may keep; every step pays for it"
+    retained_tokens: int | None = Field(
+        None,
+        ge=0,
+        description="Part of the KV cache that finished requests' prefixes may keep; default: 512 with llama.cpp, "
+        "where every step pays for it, and all that is free with MLX, where none does",
     )
     step_tokens: int = Field(
         0, ge=0, le=512, description="Most tokens computed in one step; 0: as many as the target time allows"
     )
-    step_target_ms: float = Field(
-        150, ge=0, description="Longest time of a step with prefill in it, by the fitted step model; 0: no bound"
+    step_target_ms: float | None = Field(
+        None,
+        ge=0,
+        description="Longest time of a step with prefill in it, by the fitted step model; 0: no bound; default: 150, "
+        "or four times a decode step alone where that is more",
     )
-    threads: int = Field(1, ge=1, le=256, description="llama.cpp's threads; they spin, so never more than free cores")
+    threads: int = Field(
+        1, ge=1, le=256, description="Threads that compute on a CPU; llama.cpp's spin, so never more than free cores"
+    )
     cpus: str = Field("", description="Cores for the engine's threads, such as 0-3 or 0,2; default: all")
-    n_gpu_layers: int = Field(0, ge=-1, description="Layers to put on the GPU; -1: all")
-    kv_type: Literal["f16", "q8_0", "q4_0"] = Field("f16", description="How KV cache cells are stored")
+    device: Literal["auto", "cpu", "gpu"] = Field("auto", description="MLX: where to compute; auto: on a GPU if any")
+    weights: Literal["auto", "stored", "float32", "bfloat16"] = Field(
+        "auto",
+        description="MLX: how to hold the weights; auto: float32 on a CPU, bfloat16 on CUDA, as stored on Metal",
+    )
+    n_gpu_layers: int = Field(0, ge=-1, description="llama.cpp: layers to put on the GPU; -1: all")
+    kv_type: Literal["f16", "q8_0", "q4_0"] = Field("f16", description="llama.cpp: how KV cache cells are stored")
     flash_attention: Literal["on", "off"] = Field(
-        "on", description="off: faster decoding of long contexts on a CPU, but answers may then depend on the batch"
+        "on",
+        description="llama.cpp: off for faster decoding of long contexts on a CPU, but answers may then depend on the "
+        "batch",
     )
     host_cache_mb: int = Field(
-        512, ge=0, description="Host memory for prefixes that had to leave the KV cache, in MiB; 0: none"
+        512, ge=0, description="llama.cpp: host memory for prefixes that had to leave the KV cache, in MiB; 0: none"
     )
     prefix_wait_s: float = Field(
         30.0, ge=0, description="Longest that a request waits for a prefix which another one is computing; 0: never"
     )
     speculate: Literal["off", "prompt_lookup", "draft"] = Field(
-        "off", description="Guess tokens ahead: from the text so far, or with a smaller model"
+        "off", description="llama.cpp: guess tokens ahead, from the text so far or with a smaller model"
     )
     draft_model: str = Field(
         "", description="GGUF path or hf:owner/repo/file.gguf of the model that --speculate draft uses"
@@ -69,6 +94,9 @@ class BackendSettings(Settings, env_prefix="PHASEROUTE_BACKEND_", cli_prog_name=
     measure: bool = Field(False, description="Measure the isolated rates anew instead of reusing the saved ones")
     profile_dir: Path = Field(
         default_factory=lambda: cache_directory() / "profiles", description="Where measured rates are saved"
+    )
+    converted_dir: Path = Field(
+        default_factory=lambda: cache_directory() / "mlx", description="MLX: where GGUF models are kept once converted"
     )
     simulated_prefill_rate: float = Field(1000.0, gt=0, description="Simulated engine: prefill tokens per second")
     simulated_decode_ms: str = Field(
@@ -89,8 +117,11 @@ class BackendSettings(Settings, env_prefix="PHASEROUTE_BACKEND_", cli_prog_name=
     def _goes_together(self) -> BackendSettings:
         if self.kv_type != "f16" and self.flash_attention == "off":
             raise ValueError(f"--kv-type {self.kv_type} needs flash attention; leave it on, or use f16")
-        if self.engine == "simulated" and self.speculate != "off":
-            raise ValueError("--speculate needs a model; leave it out with --engine simulated")
+        for engine, names in _OF_ONE_ENGINE.items():
+            for name in sorted(names & self.model_fields_set):
+                if self.engine != engine and getattr(self, name) != type(self).model_fields[name].default:
+                    option = name.replace("_", "-")
+                    raise ValueError(f"--{option} is for --engine {engine}; leave it out with --engine {self.engine}")
         if (self.speculate == "draft") != bool(self.draft_model):
             raise ValueError("--speculate draft and --draft-model go together; give both, or neither")
         return self

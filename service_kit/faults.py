@@ -55,6 +55,13 @@ class EngineFailed(Fault):
 
 
 class StartupFailed(Fault):
-    """The process cannot start as configured; the message goes to the terminal, the exit code is 2."""
+    """The process cannot start as configured; the message goes to the terminal."""
 
     reason = "STARTUP_FAILED"
+    exit_code = 2
+
+
+class LoadFailed(StartupFailed):
+    """What it was told is in order, but the model could not be loaded: a file, a package or memory is missing."""
+
+    exit_code = 1

@@ -25,7 +25,6 @@ DRAIN_GRACE_S = 30.0
 """Long enough for most answers, short enough for an orchestrator that kills after 60 s."""
 FLUSH_GRACE_S = 0.5
 """After a drain only streams without an end are left; this is for the last bytes of everything else."""
-STARTUP_FAILED_CODE = 2
 INTERRUPTED_CODE = 130
 
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
@@ -166,7 +165,7 @@ class Server:
 def run(main: Coroutine[Any, Any, int]) -> int:
     """Run a service to its end, on uvloop where there is one; the exit code for `sys.exit`.
 
-    `StartupFailed` becomes one line on stderr and code 2, Ctrl-C before the server runs code 130; neither has a
+    `StartupFailed` becomes one line on stderr and its exit code, Ctrl-C before the server runs code 130; neither has a
     traceback.
     """
     try:
@@ -174,7 +173,7 @@ def run(main: Coroutine[Any, Any, int]) -> int:
             return runner.run(main)
     except StartupFailed as failure:
         print(f"error: {failure}", file=sys.stderr)
-        return STARTUP_FAILED_CODE
+        return failure.exit_code
     except KeyboardInterrupt:
         return INTERRUPTED_CODE
 

@@ -7,6 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 import service_kit  # noqa: F401 - before anything imports gRPC
+from backend_service.engines.mlx_blas import prepare_blas
+
+prepare_blas(1, device="cpu")  # before any test imports MLX: it is ten times as slow without
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -32,7 +32,7 @@ def truncated(tmp_path: Path, size: int) -> Path:
 
 async def test_missing_model_file():
     code, said = await run("backend_service", *ANYWHERE, "--model", "/no/such/file.gguf")
-    assert code == 2
+    assert code == 1
     loading, error = said.splitlines()
     assert '"loading"' in loading
     assert error.startswith("error: Model file /no/such/file.gguf cannot be read")
@@ -42,7 +42,7 @@ async def test_model_file_that_is_no_gguf(tmp_path):
     path = tmp_path / "model.gguf"
     path.write_bytes(b"PK\x03\x04 something else entirely")
     code, said = await run("backend_service", *ANYWHERE, "--model", str(path))
-    assert code == 2
+    assert code == 1
     assert "is not a GGUF file" in said
 
 
@@ -50,14 +50,14 @@ async def test_model_file_that_is_no_gguf(tmp_path):
 async def test_truncated_model_file(tmp_path, size):
     flags = (*ANYWHERE, "--model", str(truncated(tmp_path, size)), "--log-level", "error")
     code, said = await run("backend_service", *flags)
-    assert code == 2
+    assert code == 1
     assert "cannot be loaded" in said.splitlines()[-1]
     assert "Traceback" not in said
 
 
 async def test_incomplete_hub_reference():
     code, said = await run("backend_service", *ANYWHERE, "--model", "hf:owner")
-    assert code == 2
+    assert code == 1
     assert "hf:owner/repo/file.gguf" in said
 
 
@@ -173,7 +173,7 @@ async def test_model_from_a_hub_cache(tmp_path):
     async with started(
         "backend_service", *ANYWHERE, "--model", "hf:acme/tiny-GGUF/other.gguf", **environment
     ) as service:
-        assert await service.end(signal.SIGCONT) == 2
+        assert await service.end(signal.SIGCONT) == 1
         assert "could not be fetched" in service.log[-1]
         assert "give --model its path" in service.log[-1]
 

@@ -16,9 +16,11 @@ from backend_service.engines.simulated import SimulatedEngine, SimulatedSpeed
 from backend_service.kv_pool import PoolLimits
 from service_kit.requests import ChatPrompt, ChatTurn, Prompt
 from tests.integration.engines.tiny_models import TINY_MODELS
+from tests.integration.mlx_kit import need_mlx
 
 if TYPE_CHECKING:
     from backend_service.engines.llama_model import LlamaModel
+    from backend_service.engines.mlx_model import MlxModel
 
 HOST_TOKENS = 4096
 HOST_BYTES = 256 << 20
@@ -30,6 +32,7 @@ class Lack(Enum):
     SAMPLING = "ignores sampling, seeds included"
     REUSE = "may reuse less of a prefix than it has computed, or nothing"
     HOST_TIER = "has no second cache tier in host memory"
+    SHARED_CELLS = "copies what it shares, so that it counts again for each"
     EXACTNESS = "rounds differently beside others, so a draw between likely tokens may come out differently"
     RECALL = "has a model that does not understand its prompt"
     MULTIBYTE = "generates ASCII only"
@@ -128,6 +131,60 @@ def llama_case(
     return EngineCase(name, make, lacks, ending_prompt, slow)
 
 
+def mlx(_folder: Path) -> EngineCase:
+    """The packaged model, in float32."""
+    need_mlx()
+    from backend_service.models import locate_model
+
+    return mlx_case(
+        "mlx",
+        locate_model("default"),
+        frozenset({Lack.EXACTNESS}),
+        ending_prompt=ChatPrompt((ChatTurn("system", "Answer yes."), ChatTurn("user", "Yes?"))),
+        slow=True,
+    )
+
+
+def mlx_tiny(architecture: str, *, run_ahead: bool = False) -> Callable[[Path], EngineCase]:
+    """A random model; its file is made in the folder. Rounding decides nothing in it."""
+
+    def build(folder: Path) -> EngineCase:
+        need_mlx()
+        path = TINY_MODELS[architecture](folder / f"{architecture}.gguf")
+        name = f"mlx-{architecture}{'-ahead' if run_ahead else ''}"
+        return mlx_case(name, path, frozenset({Lack.RECALL}), run_ahead=run_ahead)
+
+    return build
+
+
+def mlx_case(
+    name: str,
+    path: Path,
+    lacks: frozenset[Lack] = frozenset(),
+    *,
+    run_ahead: bool = False,
+    ending_prompt: Prompt | None = None,
+    slow: bool = False,
+) -> EngineCase:
+    """MLX on the CPU with one thread; the model is loaded once."""
+    from backend_service.engines.mlx_lm import MlxConfig, MlxEngine
+
+    model = _loaded_mlx(path)
+
+    def make(options: EngineOptions) -> Engine:
+        return MlxEngine(model, MlxConfig(_limits(options), run_ahead=run_ahead))
+
+    return EngineCase(name, make, lacks | {Lack.HOST_TIER, Lack.SHARED_CELLS}, ending_prompt, slow)
+
+
+@functools.cache
+def _loaded_mlx(path: Path) -> MlxModel:
+    from backend_service.engines.mlx_model import MlxModel
+    from backend_service.settings import cache_directory
+
+    return MlxModel(path, device="cpu", cache=cache_directory() / "mlx")
+
+
 @functools.cache
 def _loaded(path: Path) -> LlamaModel:
     from backend_service.engines.llama_model import LlamaModel
@@ -153,4 +210,7 @@ CASES: dict[str, Callable[[Path], EngineCase]] = {
     # Cells of tokens that fell out of its window are used again, so flash attention's sums are in no order there.
     "llama_cpp-gemma2": llama_cpp_tiny("gemma2", Lack.REUSE, Lack.HOST_TIER, flash_attention=False),
     "llama_cpp-mamba": llama_cpp_tiny("mamba", Lack.REUSE, Lack.HOST_TIER),
+    "mlx": mlx,
+    "mlx-qwen2": mlx_tiny("qwen2"),
+    "mlx-qwen2-ahead": mlx_tiny("qwen2", run_ahead=True),
 }

@@ -45,12 +45,15 @@ def test_prepare_refuses_ids_beyond_the_vocabulary(engine: Engine):
 
 
 def test_admit_returns_none_when_the_worst_case_does_not_fit_beside_the_live_ones(engine: Engine):
+    """Two halves fill the cache, whether a batch takes the sum of its rows or is padded to the longest."""
     capacity = engine.stats().capacity_tokens
-    first = admit(engine, prompt(engine, 0, SHORT), capacity - SHORT - (SHORT + 10))
+    half = capacity // 2 - SHORT
+    first = admit(engine, prompt(engine, 0, SHORT), half)
     before = engine.stats()
-    assert engine.admit(prompt(engine, 1, SHORT), 11, Sampling(), ignore_eos=True) is None
+    assert engine.admit(prompt(engine, 1, SHORT), half + 1, Sampling(), ignore_eos=True) is None
     assert engine.stats() == before, "a refused admission left something behind"
-    second = admit(engine, prompt(engine, 1, SHORT), 10)
+    second = admit(engine, prompt(engine, 1, SHORT), half)
+    assert engine.admit(prompt(engine, 2, 2), 1, Sampling(), ignore_eos=True) is None
     engine.release(second.handle, retain=False)
     engine.release(first.handle, retain=False)
     admit(engine, prompt(engine, 1, SHORT), capacity - SHORT)

@@ -95,6 +95,7 @@ def test_prompts_with_a_long_common_prefix_that_arrive_together_compute_it_once(
 
 def test_shared_cells_are_reserved_once(case: EngineCase):
     """Four requests that share a prefix fit where four strangers would not."""
+    case.needs(Lack.SHARED_CELLS)
     bench = Bench(case.make(EngineOptions(capacity_tokens=256)))
     capacity = bench.engine.stats().capacity_tokens
     trunk = prompt(bench.engine, 0, capacity // 2)

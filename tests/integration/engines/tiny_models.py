@@ -6,7 +6,8 @@ in the KV cache shows. Token ids are bytes (0..255), one merge ("th") and an end
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import gguf
@@ -31,6 +32,50 @@ _LOGIT_SPREAD = 6.0
 """Standard deviation of the logits: ties are rare, and rounding decides nothing."""
 _LOUDER = 200.0
 """Norm weight by which a layer drowns the token itself out: tied embeddings would repeat it for ever."""
+
+
+@dataclass(frozen=True)
+class TinyVocabulary:
+    """A byte-level BPE. The last token ends an answer."""
+
+    tokens: Sequence[str]
+    types: Sequence[int]
+    merges: Sequence[str]
+    pre: str = "default"
+    """How text is split into words, by GGUF's name for it."""
+    template: str = ""
+    add_bos: bool | None = False
+    """None: not in the file."""
+
+
+def tiny_llama(
+    path: Path,
+    *,
+    vocabulary: TinyVocabulary | None = None,
+    matrices: str = "F32",
+    tied: bool = False,
+    rope_factors: Sequence[float] = (),
+    metadata: dict[str, str | int | float] | None = None,
+) -> Path:
+    """Full attention, positions turned in interleaved pairs. `matrices`: GGUF's name for the type of all matrices."""
+    model = _TinyModel(path, "llama", seed=5, vocabulary=vocabulary, matrices=matrices)
+    model.attention_metadata()
+    for key, value in (metadata or {}).items():
+        add = {str: model.gguf.add_string, int: model.gguf.add_uint32, float: model.gguf.add_float32}[type(value)]
+        add(key, value)
+    if tied:
+        model.matrix("token_embd", model.vocabulary_size, EMBEDDING, gain=_LOGIT_SPREAD)
+        model.norm("output_norm")
+    else:
+        model.language_model_head()
+    if rope_factors:
+        model.tensor("rope_freqs.weight", np.array(rope_factors))
+    for layer in model.layers():
+        model.norm(f"{layer}.attn_norm", weight=_LOUDER if tied else 1.0)
+        model.attention(layer)
+        model.norm(f"{layer}.ffn_norm")
+        model.gated_feed_forward(layer)
+    return model.write()
 
 
 def tiny_qwen2(path: Path) -> Path:
@@ -129,7 +174,16 @@ TINY_MODELS: dict[str, Callable[[Path], Path]] = {
 class _TinyModel:
     """A GGUF file in the making. Matrices are (rows out, columns in), as in a checkpoint."""
 
-    def __init__(self, path: Path, architecture: str, *, seed: int, tokenizer: str = "gpt2") -> None:
+    def __init__(
+        self,
+        path: Path,
+        architecture: str,
+        *,
+        seed: int,
+        tokenizer: str = "gpt2",
+        vocabulary: TinyVocabulary | None = None,
+        matrices: str = "F32",
+    ) -> None:
         self.gguf = gguf.GGUFWriter(path, architecture)
         self._path = path
         self._random = np.random.default_rng(seed)
@@ -137,7 +191,12 @@ class _TinyModel:
         self.gguf.add_context_length(CONTEXT_TOKENS)
         self.gguf.add_embedding_length(EMBEDDING)
         self.gguf.add_block_count(LAYERS)
-        self._tokenizer(tokenizer)
+        self.vocabulary_size = len(vocabulary.tokens) if vocabulary else VOCABULARY
+        self._matrices = gguf.GGMLQuantizationType[matrices]
+        if vocabulary:
+            self._given_tokenizer(vocabulary)
+        else:
+            self._tokenizer(tokenizer)
 
     def layers(self) -> Iterator[str]:
         return (f"blk.{layer}" for layer in range(LAYERS))
@@ -152,9 +211,9 @@ class _TinyModel:
         self.gguf.add_rope_freq_base(10000.0)
 
     def language_model_head(self) -> None:
-        self.matrix("token_embd", VOCABULARY, EMBEDDING, gain=8.0)
+        self.matrix("token_embd", self.vocabulary_size, EMBEDDING, gain=8.0)
         self.norm("output_norm")
-        self.matrix("output", VOCABULARY, EMBEDDING, gain=_LOGIT_SPREAD)
+        self.matrix("output", self.vocabulary_size, EMBEDDING, gain=_LOGIT_SPREAD)
 
     def attention(self, layer: str, *, sharpness: float = 1.5, biases: bool = False) -> None:
         """`sharpness`: the higher, the fewer others a position looks at."""
@@ -171,7 +230,12 @@ class _TinyModel:
 
     def matrix(self, name: str, rows: int, columns: int, *, gain: float = 1.0) -> None:
         """Random; of unit inputs it makes outputs of standard deviation `gain`."""
-        self.tensor(f"{name}.weight", self._random.normal(0.0, gain / np.sqrt(columns), (rows, columns)))
+        values = self._random.normal(0.0, gain / np.sqrt(columns), (rows, columns))
+        if self._matrices == gguf.GGMLQuantizationType.F32:
+            self.tensor(f"{name}.weight", values)
+        else:
+            packed = gguf.quants.quantize(values.astype(np.float32), self._matrices)
+            self.gguf.add_tensor(f"{name}.weight", packed, raw_dtype=self._matrices)
 
     def vector(self, name: str, size: int) -> None:
         self.tensor(name, self._random.normal(0.0, 0.1, size))
@@ -192,6 +256,19 @@ class _TinyModel:
         self.gguf.write_tensors_to_file()
         self.gguf.close()
         return self._path
+
+    def _given_tokenizer(self, vocabulary: TinyVocabulary) -> None:
+        self.gguf.add_tokenizer_model("gpt2")
+        self.gguf.add_tokenizer_pre(vocabulary.pre)
+        self.gguf.add_token_list(list(vocabulary.tokens))
+        self.gguf.add_token_types(list(vocabulary.types))
+        self.gguf.add_token_merges(list(vocabulary.merges))
+        self.gguf.add_bos_token_id(len(vocabulary.tokens) - 1)
+        self.gguf.add_eos_token_id(len(vocabulary.tokens) - 1)
+        if vocabulary.template:
+            self.gguf.add_chat_template(vocabulary.template)
+        if vocabulary.add_bos is not None:
+            self.gguf.add_add_bos_token(vocabulary.add_bos)
 
     def _tokenizer(self, kind: str) -> None:
         self.gguf.add_tokenizer_model(kind)

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from backend_service.assembly import describe_device
+from backend_service.engines.mlx_blas import Blas
+from backend_service.loading import describe_llama_device, describe_mlx_device
 from backend_service.settings import BackendSettings, parse_cpus
 from service_kit.faults import StartupFailed
 
@@ -36,6 +37,9 @@ def test_a_step_must_hold_the_batch():
         (["--kv-type", "q8_0", "--flash-attention", "off"], "leave it on, or use f16"),
         (["--speculate", "draft"], "give both, or neither"),
         (["--engine", "simulated", "--speculate", "prompt_lookup"], "leave it out"),
+        (["--engine", "mlx", "--kv-type", "q8_0"], "--kv-type is for --engine llama_cpp; leave it out"),
+        (["--engine", "mlx", "--n-gpu-layers", "-1"], "--n-gpu-layers is for --engine llama_cpp"),
+        (["--weights", "float32"], "--weights is for --engine mlx; leave it out with --engine llama_cpp"),
         (["--draft-model", "small.gguf"], "give both, or neither"),
         (["--speculate", "prompt_lookup", "--guesses", "0"], "greater than or equal to 1"),
     ],
@@ -46,8 +50,16 @@ def test_settings_that_do_not_go_together(flags, remedy):
 
 
 def test_device_in_words():
-    assert describe_device(BackendSettings()) == "CPU, 1 thread"
-    assert describe_device(BackendSettings(threads=4, cpus="0-3", kv_type="q4_0")) == (
+    assert describe_llama_device(BackendSettings()) == "CPU, 1 thread"
+    assert describe_llama_device(BackendSettings(threads=4, cpus="0-3", kv_type="q4_0")) == (
         "CPU, 4 threads, cpus 0-3, q4_0 KV"
     )
-    assert describe_device(BackendSettings(n_gpu_layers=-1, threads=2)) == "GPU (all layers) and CPU, 2 threads"
+    assert describe_llama_device(BackendSettings(n_gpu_layers=-1, threads=2)) == "GPU (all layers) and CPU, 2 threads"
+
+
+def test_mlx_device_in_words():
+    openblas = Blas("OpenBLAS", "libopenblas.so.0", fast=True, remedy="")
+    assert describe_mlx_device(BackendSettings(threads=2, cpus="1"), "", openblas) == (
+        "CPU, 2 threads, cpus 1, OpenBLAS"
+    )
+    assert describe_mlx_device(BackendSettings(), "NVIDIA H200", openblas) == "NVIDIA H200"

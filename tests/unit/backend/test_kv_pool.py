@@ -424,3 +424,49 @@ def test_of_equal_prefixes_the_live_one_is_shared():
     assert placement is not None
     assert placement.source == live.handle
     pool.check_integrity()
+
+
+def copying(capacity_tokens, retained_tokens=100):
+    return KvPool(PoolLimits(capacity_tokens, max_live=3, max_retained=4, retained_tokens=retained_tokens), copies=True)
+
+
+def test_copies_are_admitted_by_the_rectangle_that_they_may_become():
+    pool = copying(60)
+    long = pool.place(list(range(10)), 20)
+    assert pool.place([90, 91], 2) is not None, "two rows of 30 fit"
+    assert pool.place([80, 81], 2) is None, "three rows of 30 do not"
+    pool.release(long.handle, retain=False)
+    assert pool.place([80, 81], 2) is not None, "two rows of 4 fit"
+    pool.check_integrity()
+
+
+def test_a_copy_whose_tokens_another_sequence_holds_is_not_retained_twice():
+    pool = copying(200)
+    tokens = list(range(10))
+    pool.release(generated(pool, tokens, [50, 51]), retain=True)
+    second = generated(pool, tokens, [50, 51, 52])
+    assert pool.use().retained_tokens == 12
+    evicted = pool.release(second, retain=True)
+    assert [eviction.keep_tokens for eviction in evicted] == [0]
+    assert pool.use().retained_tokens == 13
+    assert pool.probe([*tokens, 50, 51, 52, 53]) == 13
+    pool.check_integrity()
+
+
+def test_of_equal_copies_one_stays():
+    pool = copying(200)
+    handles = [generated(pool, list(range(10)), [50, 51]) for _ in range(3)]
+    for handle in handles:
+        pool.release(handle, retain=True)
+    assert pool.use().retained_tokens == 12
+    assert pool.probe([*range(10), 50, 51, 53]) == 12
+    pool.check_integrity()
+
+
+def test_retained_copies_give_way_to_a_larger_rectangle():
+    pool = copying(60)
+    pool.release(grown(pool, list(range(30)), 0).handle, retain=True)
+    placement = pool.place(list(range(100, 120)), 20)
+    assert [eviction.keep_tokens for eviction in placement.evicted] == [0]
+    assert pool.use().used_tokens + pool.use().reserved_tokens <= 60
+    pool.check_integrity()
