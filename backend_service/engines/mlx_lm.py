@@ -114,8 +114,7 @@ class MlxEngine:
         if placement is None:
             return None
         handle, reused = placement.handle, placement.reused_tokens
-        caches = self._prefix(placement.source, reused) or make_prompt_cache(self._module)
-        self._batches.add(Rows.of(handle, caches))
+        self._batches.add(handle, self._prefix(placement.source, reused) or make_prompt_cache(self._module))
         self._evict(placement.evicted)
         sampler = MlxSampler(sampling, self.info.vocabulary, ignore_eos=ignore_eos, prompt=tokens)
         self._sequences[handle] = _Sequence(sampler, list(tokens[reused:]), max_new_tokens)
@@ -156,7 +155,7 @@ class MlxEngine:
         """See `Engine.release`."""
         evictions = self._pool.release(handle, retain=retain)
         if length := self._pool.lengths().get(handle):
-            self._retained[handle] = self._batches.of(handle).extract(handle, length)
+            self._retained[handle] = self._batches.extract(handle, length)
             # At once: until it is computed, the copy keeps the whole batch in memory.
             mx.async_eval([cache.state for cache in self._retained[handle]])
         self._batches.drop(handle)
@@ -180,13 +179,10 @@ class MlxEngine:
         assert set(lengths) == {*self._sequences, *self._retained}, "the pool knows other sequences than the engine"
         for handle, caches in self._retained.items():
             assert {cache.offset for cache in caches} == {lengths[handle]}, f"retained {handle} has two lengths"
-        in_batches = [handle for rows in self._batches for handle in rows.handles]
-        assert sorted(in_batches) == sorted(self._sequences), "a live sequence is in no batch, or in two"
+        assert sorted(self._batches.handles) == sorted(self._sequences), "a live sequence is in no batch, or in two"
         if self._shares:
-            for rows in self._batches:
-                ahead = rows.drawn is not None
-                for handle, length in rows.lengths().items():
-                    assert length == lengths[handle] + ahead, f"sequence {handle} has two lengths"
+            for handle, length in self._batches.lengths().items():
+                assert length == lengths[handle], f"sequence {handle} has two lengths"
 
     def _prefix(self, source: int | None, tokens: int) -> Caches | None:
         """Caches with the first tokens of another sequence, retained or live; None where there is nothing to share."""
@@ -194,7 +190,7 @@ class MlxEngine:
             return None
         if source in self._retained:
             return cut(self._retained[source], tokens)
-        return self._batches.of(source).extract(source, tokens)
+        return self._batches.extract(source, tokens)
 
     def _prefill(self, chunks: Mapping[int, list[int]]) -> list[Rows]:
         """Compute these tokens, without drawing any: chunks of about the same length in one pass. Lazily."""
@@ -211,7 +207,7 @@ class MlxEngine:
         """Compute the last known token of these sequences and draw the next."""
         if not handles:
             return {}
-        if fresh := [handle for handle in handles if self._batches.of(handle).drawn is None]:
+        if fresh := [handle for handle in handles if not self._batches.has_drawn(handle)]:
             rows = self._batches.gather(fresh)
             self._draw(rows, mx.array([self._sequences[handle].known[-1] for handle in rows.handles], mx.int32))
         rows = self._batches.gather(handles)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
@@ -25,9 +25,10 @@ class Rows:
         """(rows,), int32: tokens that were drawn after everything that is computed, and given to nobody yet."""
 
     @classmethod
-    def of(cls, handle: int, caches: Caches) -> Rows:
-        """One sequence, from its own caches, which stay as they are."""
-        return cls([handle], [cache.merge([cache]) for cache in caches])
+    def of(cls, sequences: Mapping[int, Caches]) -> Rows:
+        """At least one sequence, from caches of its own, which stay as they are."""
+        layers = zip(*sequences.values(), strict=True)
+        return cls(list(sequences), [caches[0].merge(list(caches)) for caches in layers])
 
     def prefill(self, module: Module, chunks: Mapping[int, Sequence[int]]) -> None:
         """Compute these tokens of every row, without drawing any. Lazily; shorter chunks are padded."""
@@ -91,23 +92,43 @@ class Rows:
 
 
 class Batches:
-    """All live sequences, in the batches in which they were computed last."""
+    """All live sequences: those that were computed in the batches of then, new ones in caches of their own until they
+    are computed for the first time, so that several become a batch at once."""
 
     def __init__(self) -> None:
         self._batches: list[Rows] = []
+        self._new: dict[int, Caches] = {}
 
-    def add(self, rows: Rows) -> None:
-        """Sequences that are in no batch yet."""
-        self._batches.append(rows)
+    def add(self, handle: int, caches: Caches) -> None:
+        """A new sequence, and what it shares."""
+        self._new[handle] = caches
 
-    def of(self, handle: int) -> Rows:
-        """The batch with this sequence in it."""
-        return next(rows for rows in self._batches if handle in rows.handles)
+    def has_drawn(self, handle: int) -> bool:
+        """Its next token is drawn already."""
+        return handle not in self._new and self._of(handle).drawn is not None
+
+    def extract(self, handle: int, tokens: int) -> Caches:
+        """A copy of the first `tokens` tokens of a sequence. Lazily."""
+        return cut(self._new[handle], tokens) if handle in self._new else self._of(handle).extract(handle, tokens)
+
+    def lengths(self) -> dict[int, int]:
+        """Tokens in the cache by sequence, less those that were computed ahead; waits for them."""
+        lengths = {handle: caches[0].offset for handle, caches in self._new.items()}
+        for rows in self._batches:
+            ahead = rows.drawn is not None
+            lengths |= {handle: length - ahead for handle, length in rows.lengths().items()}
+        return lengths
+
+    @property
+    def handles(self) -> list[int]:
+        """Everybody, in any order."""
+        return [*self._new, *(handle for rows in self._batches for handle in rows.handles)]
 
     def gather(self, handles: Iterable[int]) -> Rows:
         """A batch of exactly these sequences, in any order. Nothing is copied where it exists already."""
         wanted = set(handles)
-        pieces: list[Rows] = []
+        new = {handle: self._new.pop(handle) for handle in wanted & self._new.keys()}
+        pieces = [Rows.of(new)] if new else []
         for rows in tuple(self._batches):
             inside = wanted.intersection(rows.handles)
             if len(inside) == len(rows.handles):
@@ -124,7 +145,9 @@ class Batches:
 
     def drop(self, handle: int) -> None:
         """A sequence is over."""
-        rows = self.of(handle)
+        if self._new.pop(handle, None) is not None:
+            return
+        rows = self._of(handle)
         if len(rows.handles) == 1:
             self._batches.remove(rows)
         else:
@@ -133,9 +156,10 @@ class Batches:
     def clear(self) -> None:
         """All of them are."""
         self._batches.clear()
+        self._new.clear()
 
-    def __iter__(self) -> Iterator[Rows]:
-        return iter(self._batches)
+    def _of(self, handle: int) -> Rows:
+        return next(rows for rows in self._batches if handle in rows.handles)
 
 
 def cut(caches: Caches, tokens: int) -> Caches:

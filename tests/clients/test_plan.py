@@ -1,4 +1,3 @@
-import os
 from pathlib import Path
 
 import pytest
@@ -7,7 +6,7 @@ from hypothesis import strategies as st
 
 from backend_service.settings import BackendSettings
 from phaseroute.local import plan as plans
-from phaseroute.local.plan import BadPlan, load_plan, make_plan, unequal_pair
+from phaseroute.local.plan import BadPlan, load_plan, make_plan, mixed_pair, plan_of_flags, unequal_pair
 from router_service.settings import RouterSettings
 
 PAIR = """
@@ -85,19 +84,49 @@ def test_a_missing_file_is_named(tmp_path: Path):
         load_plan(tmp_path / "none.toml")
 
 
-@given(st.sets(st.integers(0, 200), min_size=1))
-def test_threads_of_the_pair_never_outnumber_their_cores(cores: set[int]):
+def test_flags_are_passed_on_and_everything_gets_a_port_of_its_own():
+    plan = plan_of_flags({"gpu": ("--engine", "mlx", "--max-active", "32"), "cpu": ()})
+    gpu, cpu = (BackendSettings.load(service.arguments) for service in plan.backends)
+    assert (gpu.engine, gpu.max_active, gpu.listen) == ("mlx", 32, plan.backends[0].address)
+    router = RouterSettings.load(plan.router.arguments)
+    assert router.targets == {"gpu": gpu.listen, "cpu": cpu.listen}
+    assert len({gpu.listen, cpu.listen, router.listen}) == 3
+
+
+@pytest.mark.parametrize("pair_of", [unequal_pair, mixed_pair])
+@given(cores=st.sets(st.integers(0, 200), min_size=1))
+def test_threads_of_a_pair_never_outnumber_their_cores(pair_of, cores: set[int]):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plans, "usable_cores", lambda: sorted(cores))
-        patch.setattr(os, "sched_setaffinity", lambda *_: None, raising=False)
-        pair = unequal_pair()
-    pinned = {name: {int(core) for core in settings["cpus"].split(",")} for name, settings in pair.items()}
-    for name, settings in pair.items():
-        assert settings["threads"] == len(pinned[name])
-        assert pinned[name] <= cores
-    assert len(cores) == 1 or not pinned["fast"] & pinned["small"]
+        patch.setattr(plans, "can_pin", lambda: True)
+        pair = pair_of()
+    first, second = ({int(core) for core in settings["cpus"].split(",")} for settings in pair.values())
+    for settings, pinned in zip(pair.values(), (first, second), strict=True):
+        assert settings["threads"] == len(pinned)
+        assert pinned <= cores
+    assert len(cores) == 1 or not first & second
+    assert len(cores) == 1 or max(cores) not in first
 
 
-def test_the_pair_is_what_backends_take():
-    for service in make_plan(unequal_pair(), {}).backends:
-        assert BackendSettings.load(service.arguments).engine == "llama_cpp"
+@given(cores=st.sets(st.integers(0, 200), min_size=3))
+def test_engines_are_given_equal_parts_and_leave_a_core_to_the_router(cores: set[int]):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plans, "usable_cores", lambda: sorted(cores))
+        patch.setattr(plans, "can_pin", lambda: True)
+        llama, mlx = mixed_pair().values()
+    assert llama["threads"] == mlx["threads"]
+    assert str(max(cores)) not in f"{llama['cpus']},{mlx['cpus']}".split(",")
+
+
+def test_without_pinning_no_core_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(plans, "can_pin", lambda: False)
+    for pair in (unequal_pair(), mixed_pair()):
+        assert all("cpus" not in settings for settings in pair.values())
+
+
+def test_the_pairs_are_what_backends_take():
+    engines = [
+        [BackendSettings.load(service.arguments).engine for service in make_plan(pair, {}).backends]
+        for pair in (unequal_pair(), mixed_pair())
+    ]
+    assert engines == [["llama_cpp", "llama_cpp"], ["llama_cpp", "mlx"]]

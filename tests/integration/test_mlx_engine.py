@@ -174,7 +174,7 @@ def test_books_that_disagree_are_noticed(model: MlxModel):
     engine = make(model)
     handle = admit(engine, 0, LENGTH)
     engine.step([Slice(handle, LENGTH)])
-    engine._batches.of(handle).caches[0].trim(1)
+    engine._batches.gather([handle]).caches[0].trim(1)
     with pytest.raises(AssertionError, match="two lengths"):
         engine.check_integrity()
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
 
 from phaseroute import results
 from phaseroute.aio import AsyncClient, AsyncStream
@@ -42,6 +43,8 @@ class RequestResult:
     """To the first token."""
     e2e_s: float
     """To the last message."""
+    token_times_s: tuple[float, ...]
+    """When each token arrived. Tokens that came in one message have one time."""
     answer: Completion
     decision: router_pb2.Decision | None
     """None when the router's report of it did not arrive."""
@@ -55,6 +58,30 @@ class RequestResult:
     def decision_id(self) -> str:
         """Empty when no router was asked."""
         return self.answer.routing.decision_id if self.answer.routing else ""
+
+    @property
+    def mean_gap_s(self) -> float | None:
+        """(e2e - ttft) / (tokens - 1); None with fewer than two tokens."""
+        tokens = len(self.token_times_s)
+        return (self.e2e_s - self.ttft_s) / (tokens - 1) if tokens > 1 else None
+
+    @property
+    def max_gap_s(self) -> float | None:
+        """The longest time without a token once there was one; None with fewer than two tokens."""
+        return max((after - before for before, after in pairwise(self.token_times_s)), default=None)
+
+    @property
+    def gaps_s(self) -> tuple[float, ...]:
+        """Inter-token latencies, one less than there are tokens. A message that brings n tokens after t seconds counts
+        as n latencies of t / n: when it was sent, not when they were made, decides how many it holds."""
+        messages = [(time_s, len(list(tokens))) for time_s, tokens in groupby(self.token_times_s)]
+        first = [0.0] * (messages[0][1] - 1) if messages else []
+        later = [
+            (time_s - before_s) / tokens
+            for (before_s, _), (time_s, tokens) in pairwise(messages)
+            for _ in range(tokens)
+        ]
+        return (*first, *later)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +102,8 @@ class BurstResult:
 
 
 async def run_burst(client: AsyncClient, burst: Burst, on_event: OnEvent) -> BurstResult:
-    """Send a burst through a router and measure it. Raises the first `PhaserouteError` and cancels the other calls."""
+    """Send a burst and measure it: through a router, or to a backend, which reports no decisions. Raises the first
+    `PhaserouteError` and cancels the other calls."""
     decisions = _Decisions()
     watch = client.watch_decisions()
     await watch.wait_started()
@@ -123,18 +151,20 @@ class _Decisions:
 async def _send(client: AsyncClient, burst: Burst, index: int, start_s: float, on_event: OnEvent) -> RequestResult:
     await asyncio.sleep(start_s + index * burst.gap_s - time.perf_counter())
     sent_s = time.perf_counter()
-    first_s: float | None = None
+    token_times_s: list[float] = []
     events: list[Delta | Finished] = []
     async with client.generate(burst.prompts[index], **burst.options) as stream:
         async for event in stream:
-            first_s = first_s or time.perf_counter()
+            if isinstance(event, Delta):
+                token_times_s += [time.perf_counter() - sent_s] * len(event.token_ids)
             events.append(event)
             on_event(index, event)
-    end_s = time.perf_counter()
+    e2e_s = time.perf_counter() - sent_s
     return RequestResult(
         sent_s=sent_s - start_s,
-        ttft_s=(first_s or end_s) - sent_s,
-        e2e_s=end_s - sent_s,
+        ttft_s=token_times_s[0] if token_times_s else e2e_s,
+        e2e_s=e2e_s,
+        token_times_s=tuple(token_times_s),
         answer=results.completion(events),
         decision=None,
     )

@@ -1,9 +1,12 @@
-"""Prompts that share a long prefix: one handbook, a question at its end."""
+"""Prompts of a given length: some share a long prefix, one handbook with a question at its end; some share nothing."""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import random
+import string
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 from phaseroute.aio import AsyncClient
 from phaseroute.requests import PromptLike
@@ -28,6 +31,13 @@ _TOPICS = (
 )  # fmt: skip
 
 
+class Prompts(Protocol):
+    """A source of prompts."""
+
+    def next(self) -> PromptLike:
+        """One that was not there before."""
+
+
 class SharedPrefixPrompts:
     """Makes prompts that differ only after the handbook; no two are the same."""
 
@@ -47,16 +57,56 @@ async def shared_prefix_prompts(client: AsyncClient, prompt_tokens: int) -> Shar
     """
     question = next(_questions())
     words = _handbook_words(prompt_tokens)
+    fitting = await _fitting(client, words, prompt_tokens, lambda kept: _chat(" ".join(kept), question))
+    return SharedPrefixPrompts(" ".join(fitting))
+
+
+class DistinctPrompts:
+    """Makes texts of one length that share no prefix: the same words in a new order each time, behind an opening word.
+
+    Openings begin with each letter in turn, so no two of `OPENINGS` prompts in a row have their first token in common,
+    whatever the tokenizer; later ones may share that letter, hardly more.
+    """
+
+    OPENINGS = string.ascii_uppercase + string.ascii_lowercase
+
+    def __init__(self, words: Sequence[str], draw: random.Random) -> None:
+        self._words = words
+        self._draw = draw
+        self._letters = itertools.cycle(self.OPENINGS)
+
+    def next(self) -> PromptLike:
+        """A new text."""
+        opening = next(self._letters) + "".join(self._draw.choices(string.ascii_lowercase, k=5))
+        return " ".join([opening, *self._draw.sample(self._words, len(self._words))])
+
+
+async def distinct_prompts(client: AsyncClient, prompt_tokens: int, seed: int | None = None) -> DistinctPrompts:
+    """Prompts of about `prompt_tokens` tokens by the served model's own count, which no server has seen before.
+
+    `seed`: for the same prompts again. Raises `PhaserouteError` when the server cannot count.
+    """
+    draw = random.Random(seed)
+    words = _handbook_words(prompt_tokens)
+    return DistinctPrompts(
+        await _fitting(client, words, prompt_tokens, lambda kept: DistinctPrompts(kept, random.Random(0)).next()), draw
+    )
+
+
+async def _fitting(
+    client: AsyncClient, words: Sequence[str], prompt_tokens: int, prompt: Callable[[Sequence[str]], PromptLike]
+) -> Sequence[str]:
+    """The first of the words, as many as a prompt of this many tokens holds."""
     # No token is longer than all words and none shorter than a byte: the answer lies in between.
     fits, too_many = 0, len(words)
     while too_many - fits > 1:
         middle = (fits + too_many) // 2
-        size = await client.probe(_chat(" ".join(words[:middle]), question))
+        size = await client.probe(prompt(words[:middle]))
         if size.prompt_tokens <= prompt_tokens:
             fits = middle
         else:
             too_many = middle
-    return SharedPrefixPrompts(" ".join(words[:fits]))
+    return words[:fits]
 
 
 def _handbook_words(count: int) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from backend_service.engines.llama_model import LlamaModel
     from backend_service.engines.mlx_model import MlxModel
 
+MLX_DEVICE = os.environ.get("PHASEROUTE_TEST_MLX_DEVICE", "cpu")
+"""Set it to gpu to see the same on a GPU."""
 HOST_TOKENS = 4096
 HOST_BYTES = 256 << 20
 
@@ -166,7 +169,7 @@ def mlx_case(
     ending_prompt: Prompt | None = None,
     slow: bool = False,
 ) -> EngineCase:
-    """MLX on the CPU with one thread; the model is loaded once."""
+    """MLX in float32, on the CPU with one thread unless `MLX_DEVICE` says gpu; the model is loaded once."""
     from backend_service.engines.mlx_lm import MlxConfig, MlxEngine
 
     model = _loaded_mlx(path)
@@ -182,7 +185,7 @@ def _loaded_mlx(path: Path) -> MlxModel:
     from backend_service.engines.mlx_model import MlxModel
     from backend_service.settings import cache_directory
 
-    return MlxModel(path, device="cpu", cache=cache_directory() / "mlx")
+    return MlxModel(path, device=MLX_DEVICE, weights="float32", cache=cache_directory() / "mlx")
 
 
 @functools.cache

@@ -18,11 +18,13 @@ from phaseroute.results import Delta, Finished
 
 
 class BurstBoard:
-    """Progress of a running burst: a live table on a terminal, a line for each finished request elsewhere."""
+    """Progress of a running burst: a live table on a terminal, a line for each finished request elsewhere. Without
+    `keep` nothing of it stays: the table goes away, and elsewhere there are no lines."""
 
-    def __init__(self, console: Console, requests: int, max_new_tokens: int) -> None:
+    def __init__(self, console: Console, requests: int, max_new_tokens: int, *, keep: bool = True) -> None:
         self._console = console
         self._max_new_tokens = max_new_tokens
+        self._keep = keep
         self._tokens = [0] * requests
         self._finished: dict[int, Finished] = {}
 
@@ -32,7 +34,7 @@ class BurstBoard:
             self._tokens[index] += len(event.token_ids)
             return
         self._finished[index] = event
-        if not self._console.is_terminal:
+        if self._keep and not self._console.is_terminal:
             self._console.print(
                 f"  request {index + 1} finished on {_backend(event)}, "
                 f"{len(self._finished)} of {len(self._tokens)} done"
@@ -40,11 +42,11 @@ class BurstBoard:
 
     @contextmanager
     def live(self) -> Iterator[None]:
-        """Show the table while the block runs; its last state stays on the screen."""
+        """Show the table while the block runs; its last state stays on the screen if it is to be kept."""
         if not self._console.is_terminal:
             yield
             return
-        with Live(get_renderable=self._table, console=self._console, refresh_per_second=5):
+        with Live(get_renderable=self._table, console=self._console, refresh_per_second=5, transient=not self._keep):
             yield
 
     def _table(self) -> RenderableType:

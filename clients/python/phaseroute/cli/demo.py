@@ -1,10 +1,9 @@
-"""`phaseroute demo`: the same burst twice, all of it on the fast backend, then routed."""
+"""`phaseroute demo`: the same burst twice, all of it on the fast backend, then routed. With --mixed: two engines."""
 
 from __future__ import annotations
 
-import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,12 +14,14 @@ from phaseroute.aio import AsyncClient
 from phaseroute.burst import Burst, BurstResult, run_burst
 from phaseroute.cli import burst_view, signals, tables
 from phaseroute.cli.burst_view import BurstBoard
+from phaseroute.cli.demo_mixed import MixedDemo, mixed_plan
 from phaseroute.cli.up import StackBoard, run_directory
-from phaseroute.local.plan import StackPlan, free_ports, make_plan, unequal_pair, usable_cores
+from phaseroute.local.plan import StackPlan, free_ports, make_plan, stay_on_last_core, unequal_pair, usable_cores
 from phaseroute.local.stack import Stack
 from phaseroute.prompts import SharedPrefixPrompts, shared_prefix_prompts
 from phaseroute.requests import GenerateOptions
 from phaseroute.results import Delta
+from phaseroute.workloads import Sizes
 
 GAP_S = 0.05
 
@@ -38,18 +39,33 @@ def demo(
     simulated: Annotated[
         bool, typer.Option("--simulated", help="No model: backends that take given times and make up tokens.")
     ] = False,
+    mixed: Annotated[
+        bool, typer.Option("--mixed", help="llama.cpp and MLX instead, three workloads, four policies.")
+    ] = False,
+    runs: Annotated[int, typer.Option(min=1, help="With --mixed: how often each policy has its turn.")] = 1,
 ) -> None:
     """Compare a burst forced to one backend with the same burst routed over two unequal ones."""
     console = Console(highlight=False)
+    if runs > 1 and not mixed:
+        raise typer.BadParameter("needs --mixed", param_hint="--runs")
+    if simulated:
+        console.print("SIMULATED: no model runs; times are given, tokens are made up.", style="yellow")
+    if mixed:
+        sizes = Sizes(prompt_tokens, max_new_tokens)
+        _play(console, MixedDemo(console, mixed_plan(simulated=simulated), requests, runs, sizes).play)
+        return
     # Measured anew: saved rates may be from a busier hour.
     pair = {name: {**settings, "measure": True} for name, settings in unequal_pair().items()}
     plan = make_plan(SIMULATED_PAIR if simulated else pair, {}, free_ports(1)[0])
-    if simulated:
-        console.print("SIMULATED: no model runs; times are given, tokens are made up.", style="yellow")
+    _play(console, DemoRun(console, plan, requests, prompt_tokens, max_new_tokens).play)
+
+
+def _play(console: Console, play: Callable[[Path], Coroutine[Any, Any, None]]) -> None:
+    """With a directory for logs, which is kept when it fails."""
     run_dir = run_directory()
     console.print(f"Logs, kept if this fails: {run_dir}", soft_wrap=True)
     try:
-        signals.run(DemoRun(console, plan, requests, prompt_tokens, max_new_tokens).play(run_dir))
+        signals.run(play(run_dir))
     except signals.Interrupted:
         shutil.rmtree(run_dir)
         raise
@@ -76,7 +92,7 @@ class DemoRun:
             self._head("Starting two unequal backends and a router")
             with board.live():
                 await stack.start_backends()
-                _stay_on_last_core()
+                stay_on_last_core()
                 await stack.start_router()
             async with AsyncClient(self._plan.router.address) as client:
                 self._console.print(tables.backend_table(await client.backends()))
@@ -129,9 +145,3 @@ class DemoRun:
 
     def _head(self, title: str) -> None:
         self._console.print(f"\n{title}", style="bold cyan")
-
-
-def _stay_on_last_core() -> None:
-    """Keep this process and the router, which inherits it, off the fast backend's cores."""
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, usable_cores()[-1:])

@@ -1,4 +1,4 @@
-"""What to run on this machine: from a TOML file, or the two unequal backends of the demo."""
+"""What to run on this machine: from a TOML file, from flags, or the two unequal backends of a demo."""
 
 from __future__ import annotations
 
@@ -78,13 +78,23 @@ def make_plan(
         if target is None:
             listen = options.get("listen", f"127.0.0.1:{next(spare)}")
             target = _reachable(listen)
-            services.append(Service(name, "backend_service", _flags({**options, "listen": listen}), target))
+            services.append(Service(name, "backend_service", flags_of({**options, "listen": listen}), target))
         targets.append(f"{name}={target}")
     listen = router.get("listen", f"127.0.0.1:{DEFAULT_PORT}")
     if port is not None:
         listen = f"{listen.rpartition(':')[0]}:{port}"
-    flags = [*_flags({**router, "listen": listen}), *(part for item in targets for part in ("--backend", item))]
-    return StackPlan(tuple(services), Service("router", "router_service", tuple(flags), _reachable(listen)))
+    return StackPlan(tuple(services), _router({**router, "listen": listen}, targets))
+
+
+def plan_of_flags(backends: Mapping[str, Sequence[str]]) -> StackPlan:
+    """A plan from flags of `phaseroute-backend` by backend name, all but `--listen`; everything on free ports."""
+    *ports, router_port = free_ports(len(backends) + 1)
+    services = []
+    for (name, flags), port in zip(backends.items(), ports, strict=True):
+        address = f"127.0.0.1:{port}"
+        services.append(Service(name, "backend_service", (*flags, "--listen", address), address))
+    targets = [f"{service.name}={service.address}" for service in services]
+    return StackPlan(tuple(services), _router({"listen": f"127.0.0.1:{router_port}"}, targets))
 
 
 def unequal_pair() -> Mapping[str, Mapping[str, Any]]:
@@ -98,10 +108,53 @@ def unequal_pair() -> Mapping[str, Mapping[str, Any]]:
     first = cores[:-1][:MAX_DEMO_THREADS] or cores
     fast: dict[str, Any] = {"threads": len(first)}
     small: dict[str, Any] = {"threads": 1, "kv_type": "q4_0", "step_tokens": 8}
-    if hasattr(os, "sched_setaffinity"):
+    if can_pin():
         fast["cpus"] = _list(first)
         small["cpus"] = _list(cores[-1:])
     return {"fast": fast, "small": small}
+
+
+def mixed_pair() -> Mapping[str, Mapping[str, Any]]:
+    """Settings of two backends of one model with different engines on this machine.
+
+    `llama` is llama.cpp on CPU cores; `mlx` is MLX, on a GPU if it finds one. The cores are shared out in two equal
+    parts, of which the last core is kept for the router and the client; of two cores each engine has one, and the last
+    is MLX's too: llama.cpp's threads would spin against whoever shares their core.
+    """
+    cores = usable_cores()
+    share = min(max(1, (len(cores) - 1) // 2), MAX_DEMO_THREADS)
+    llama: dict[str, Any] = {"engine": "llama_cpp", "threads": share}
+    mlx: dict[str, Any] = {"engine": "mlx", "threads": share}
+    if can_pin():
+        llama["cpus"] = _list(cores[:share])
+        mlx["cpus"] = _list(cores[share : 2 * share] or cores)
+    return {"llama": llama, "mlx": mlx}
+
+
+def can_pin() -> bool:
+    """Whether this system puts processes on cores."""
+    return hasattr(os, "sched_setaffinity")
+
+
+def stay_on_last_core() -> None:
+    """Keep this process, and what it starts from now on, off the cores of the first backend, where that is possible."""
+    if can_pin():
+        os.sched_setaffinity(0, usable_cores()[-1:])
+
+
+def flags_of(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """Settings as a command line has them."""
+    flags: list[str] = []
+    for name, value in options.items():
+        flag = name.replace("_", "-")
+        match value:
+            case bool():
+                flags.append(f"--{flag}" if value else f"--no-{flag}")
+            case list():
+                flags += [f"--{flag}", ",".join(map(str, value))]
+            case _:
+                flags += [f"--{flag}", str(value)]
+    return tuple(flags)
 
 
 def usable_cores() -> list[int]:
@@ -120,18 +173,9 @@ def free_ports(count: int) -> list[int]:
         return [item.getsockname()[1] for item in sockets]
 
 
-def _flags(options: Mapping[str, Any]) -> tuple[str, ...]:
-    flags: list[str] = []
-    for name, value in options.items():
-        flag = name.replace("_", "-")
-        match value:
-            case bool():
-                flags.append(f"--{flag}" if value else f"--no-{flag}")
-            case list():
-                flags += [f"--{flag}", ",".join(map(str, value))]
-            case _:
-                flags += [f"--{flag}", str(value)]
-    return tuple(flags)
+def _router(options: Mapping[str, Any], targets: Sequence[str]) -> Service:
+    flags = [*flags_of(options), *(part for item in targets for part in ("--backend", item))]
+    return Service("router", "router_service", tuple(flags), _reachable(options["listen"]))
 
 
 def _reachable(listen: str) -> str:
