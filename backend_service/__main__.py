@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from backend_service.host import host
@@ -22,7 +23,14 @@ async def serve() -> int:
 
 def main() -> None:
     """Entry point of `phaseroute-backend`."""
-    sys.exit(run(serve()))
+    code = run(serve())
+    if "mlx.core" in sys.modules:
+        # All is stopped and flushed. What MLX leaves to the end of the process aborts it on CUDA ("terminate called"),
+        # where the thread that computed has ended before.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

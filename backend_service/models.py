@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.abc import ResourceReader
+from importlib.resources.abc import ResourceReader
 from importlib.util import find_spec
 from pathlib import Path
 

@@ -25,6 +25,7 @@ _PROBE_CHUNK_TOKENS = 16
 _PROBE_DECODE_TOKENS = 3
 _PREFILL_TOKENS = 384
 _PREFILL_LIMIT_S = 2.0
+_TWICE_LIMIT_S = 0.6
 _DECODE_TOKENS = 24
 _DECODE_LIMIT_S = 1.5
 _BATCH_PROMPT_TOKENS = 4
@@ -60,21 +61,35 @@ class Calibration:
         tokens = list(_ordinary_tokens(info.vocabulary.size, min(_PREFILL_TOKENS, info.context_tokens // 2)))
         self._prefill_and_release(tokens[:2], 1)  # the first step allocates: not a sample
         self._steps.clear()
-        handle, rough_rate = self._prefill(tokens[: 2 * _PROBE_CHUNK_TOKENS], _PROBE_CHUNK_TOKENS)
+        handle, _ = self._prefill(tokens[: 2 * _PROBE_CHUNK_TOKENS], _PROBE_CHUNK_TOKENS)
+        rough_rate = _PROBE_CHUNK_TOKENS / self._steps[-1][1]  # of the second chunk: see _prefill_warm
         target_s = step_target_s(self._decode([handle], 2 * _PROBE_CHUNK_TOKENS, _PROBE_DECODE_TOKENS))
         self._engine.release(handle, retain=False)
         step_tokens = self._budget(rough_rate, target_s)
         if step_tokens > 2 * _PROBE_CHUNK_TOKENS and not self._step_tokens:
             # Larger steps are faster ones, where a step's fixed cost is high.
-            rough_rate = self._prefill_and_release(tokens[1 : 1 + step_tokens], step_tokens)
+            handle, rough_rate = self._prefill_warm(tokens[1 : 1 + step_tokens], step_tokens)
+            self._engine.release(handle, retain=False)
             step_tokens = self._budget(rough_rate, target_s)
         prompt = tokens[: max(2 * _PROBE_CHUNK_TOKENS, int(rough_rate * _PREFILL_LIMIT_S))]
-        handle, prefill_rate = self._prefill(prompt, step_tokens)
+        handle, prefill_rate = self._prefill_warm(prompt, step_tokens)
         decode_rate = self._decode([handle], len(prompt), _DECODE_TOKENS)
         self._engine.release(handle, retain=False)
         if self._max_active > 1:
             self._full_batch(tokens[:_BATCH_PROMPT_TOKENS])
+        step_tokens = self._budget(prefill_rate, target_s)
         return Profile(IsolatedRates(prefill_rate, decode_rate), step_tokens, tuple(self._steps))
+
+    def _prefill_warm(self, tokens: list[int], chunk: int) -> tuple[int, float]:
+        """As `_prefill`; again, where that took no time to speak of, and then the second time counts: a GPU prepares
+        itself for every new shape of a step, which can take ten times as long as the step."""
+        samples, begun_s = len(self._steps), self._clock()
+        handle, rate = self._prefill(tokens, chunk)
+        if self._clock() - begun_s > _TWICE_LIMIT_S:
+            return handle, rate
+        self._engine.release(handle, retain=False)
+        del self._steps[samples:]
+        return self._prefill(tokens, chunk)
 
     def _budget(self, prefill_rate: float, target_s: float) -> int:
         tokens = self._step_tokens or max(MIN_STEP_TOKENS, int(prefill_rate * target_s))

@@ -7,6 +7,7 @@ depend on who else is there.
 
 from __future__ import annotations
 
+import functools
 import secrets
 from collections.abc import Sequence
 
@@ -26,7 +27,8 @@ class MlxSampler:
     def __init__(self, sampling: Sampling, vocabulary: Vocabulary, *, ignore_eos: bool, prompt: Sequence[int]) -> None:
         self._sampling = sampling
         self._vocabulary_size = vocabulary.size
-        self._forbidden = sorted(vocabulary.eos) if ignore_eos else []
+        self.bias = _never(vocabulary) if ignore_eos else None
+        """(vocabulary,), added to the logits; None for nothing."""
         self._seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
         self._draws = 0
         self._window: mx.array | None = None
@@ -39,14 +41,14 @@ class MlxSampler:
 
     @property
     def plain(self) -> bool:
-        """The argmax of the logits is all there is to it."""
-        return self._sampling.greedy and self._window is None and not self._forbidden
+        """The argmax of the logits is all there is to it, but for the bias."""
+        return self._sampling.greedy and self._window is None
 
     def draw(self, logits: mx.array) -> mx.array:
         """(1,) the next token, from logits (1, vocabulary). Once for each token of the answer, in order."""
         logits = logits.astype(mx.float32)
-        if self._forbidden:
-            logits[:, mx.array(self._forbidden)] = -mx.inf
+        if self.bias is not None:
+            logits = logits + self.bias
         if self._window is not None:
             logits = self._penalize(logits, self._window)
         token = mx.argmax(logits, axis=-1) if self._sampling.greedy else self._random(self._filter(logits))
@@ -85,10 +87,24 @@ class MlxSampler:
 
 def draw(samplers: Sequence[MlxSampler], logits: mx.array) -> mx.array:
     """(rows,) int32: the next token of each row of logits (rows, vocabulary). Lazily."""
-    if all(sampler.plain for sampler in samplers):
-        return mx.argmax(logits, axis=-1).astype(mx.int32)
+    biases = {id(sampler.bias): sampler.bias for sampler in samplers}
+    if len(biases) == 1 and all(sampler.plain for sampler in samplers):
+        (bias,) = biases.values()
+        return mx.argmax(logits if bias is None else logits + bias, axis=-1).astype(mx.int32)
     rows = [sampler.draw(logits[index : index + 1]) for index, sampler in enumerate(samplers)]
     return mx.concatenate(rows).astype(mx.int32)
+
+
+@functools.lru_cache(maxsize=8)
+def _bias(size: int, forbidden: frozenset[int]) -> mx.array:
+    bias = mx.array([-mx.inf if token in forbidden else 0.0 for token in range(size)])
+    mx.eval(bias)
+    return bias
+
+
+def _never(vocabulary: Vocabulary) -> mx.array:
+    """A bias under which the model cannot end its answer; the same object for the same vocabulary."""
+    return _bias(vocabulary.size, vocabulary.eos)
 
 
 def _nucleus(logits: mx.array, top_p: float) -> mx.array:

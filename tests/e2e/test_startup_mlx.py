@@ -12,7 +12,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from service_kit.channels import open_channel
-from tests.e2e.processes import run, started
+from tests.e2e.processes import run, serving, started
 from tests.integration.engines.tiny_models import TINY_MODELS
 from tests.integration.mlx_kit import need_mlx
 
@@ -36,6 +36,15 @@ async def test_an_unsupported_architecture_is_never_serving_and_ends_with_code_1
     assert service.log[-1].startswith("error: ")
     assert "mamba" in service.log[-1]
     assert "llama_cpp" in service.log[-1], "no word of what to do"
+
+
+async def test_sigterm_ends_it_with_code_0(tmp_path: Path):
+    need_mlx()
+    path = TINY_MODELS["qwen2"](tmp_path / "qwen2.gguf")
+    async with started("backend_service", *MLX, "--model", str(path), XDG_CACHE_HOME=str(tmp_path)) as service:
+        await serving(service)
+        assert await service.end() == 0
+    assert any("draining" in line for line in service.log)
 
 
 async def test_a_folder_without_config_ends_with_code_1(tmp_path: Path):

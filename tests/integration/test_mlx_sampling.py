@@ -63,6 +63,14 @@ def test_a_row_of_plain_requests_is_drawn_at_once_and_any_other_row_by_row():
     assert plain.dtype == mixed.dtype == mx.int32
 
 
+def test_a_batch_that_ignores_the_end_is_drawn_at_once():
+    values = np.stack([logits(seed) for seed in range(3)])
+    values[:, 3] = 100.0
+    rows = draw([sampler(ignore_eos=True) for _ in range(3)], mx.array(values))
+    values[:, [3, 7]] = -np.inf
+    assert rows.tolist() == values.argmax(axis=1).tolist()
+
+
 def test_the_end_is_never_drawn_when_it_is_ignored():
     values = logits()
     values[3] = 100.0

@@ -6,7 +6,7 @@ import pytest
 
 from backend_service.engines.simulated import SimulatedEngine, SimulatedSpeed
 from backend_service.kv_pool import PoolLimits
-from backend_service.profile import STEP_TARGET_S, Calibration, ProfileStore
+from backend_service.profile import STEP_TARGET_S, Calibration, ProfileStore, step_target_s
 from backend_service.step_model import StepFit, StepShape
 from simulator.clock import VirtualClock
 
@@ -28,6 +28,41 @@ def test_rates_are_the_engines_own():
 def test_step_budget_takes_the_target_time():
     profile, _, _ = calibrate()
     assert profile.step_tokens == pytest.approx(200 * STEP_TARGET_S, abs=1)
+
+
+def test_a_device_that_prepares_itself_for_every_new_shape_is_measured_when_it_has():
+    """As a GPU does."""
+    clock = VirtualClock()
+    seen = set()
+
+    class Preparing(SimulatedEngine):
+        def step(self, slices):
+            shape = (len(slices), slices[0].tokens)
+            if shape not in seen:
+                seen.add(shape)
+                clock.sleep(0.2)
+            return super().step(slices)
+
+    engine = Preparing(SimulatedSpeed(10_000, {1: 0.005, 4: 0.006}), PoolLimits(4096, max_live=4), sleep=clock.sleep)
+    profile = Calibration(engine, max_active=4, clock=clock).run()
+    assert profile.rates.prefill_tokens_per_s == pytest.approx(10_000, rel=0.02)
+    assert all(seconds < 0.1 for shape, seconds in profile.steps if shape.tokens > 40)
+
+
+def test_the_budget_counts_with_the_speed_of_large_steps():
+    """A fixed cost of a step makes small ones slow; a target of four decode steps leaves room for large ones."""
+    clock = VirtualClock()
+
+    class Fixed(SimulatedEngine):
+        def step(self, slices):
+            clock.sleep(0.1)
+            return super().step(slices)
+
+    engine = Fixed(SimulatedSpeed(200, {1: 0.001, 4: 0.002}), PoolLimits(4096, max_live=4), sleep=clock.sleep)
+    profile = Calibration(engine, max_active=4, clock=clock).run()
+    assert profile.rates.prefill_tokens_per_s > 130, "measured in steps that are mostly fixed cost"
+    assert profile.step_tokens > 50
+    assert step_target_s(profile.rates.decode_tokens_per_s) == pytest.approx(0.404, rel=0.02)
 
 
 def test_given_step_budget_is_kept():
