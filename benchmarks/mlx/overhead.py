@@ -34,7 +34,8 @@ async def compare_with_bare_loop(*, core: int, client_core: int, rounds: int) ->
     )
     try:
         assert bare.stdout is not None
-        await bare.stdout.readline()
+        while await bare.stdout.readline() != b"ready\n":  # log lines come before it
+            pass
         async with backend(FLAGS, pinned) as channel:
             stub = pb_grpc.InferenceServiceStub(channel)
             results = []
