@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import structlog
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 _LLAMA_RETAINED_TOKENS = 512
+_MLX_RETAINED_SEQUENCES = 64
+"""Released sequences that may stay; they cost a step nothing."""
 _SIMULATED_TOKEN_BYTES = 24_000
 """What a token is taken to need in host memory; about that of a model with 135M parameters."""
 _WARM_UP_TOKENS = 24
@@ -92,7 +95,7 @@ def load_mlx(settings: BackendSettings) -> Engine:
     engine = MlxEngine(
         model,
         MlxConfig(
-            _pool_limits(settings, settings.kv_tokens),
+            replace(_pool_limits(settings, settings.kv_tokens), max_retained=_MLX_RETAINED_SEQUENCES),
             run_ahead=model.device == "gpu",
             device=describe_mlx_device(settings, model.device_name, blas),
         ),

@@ -9,8 +9,6 @@ worst case reserved.
 from __future__ import annotations
 
 import functools
-import logging
-import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backend_service.engines.base import Admission, EngineInfo, KvUse, Slice, StepResult
+from backend_service.engines.idle_check import IdleCheck
 from backend_service.engines.llama_batch import LlamaBatch
 from backend_service.engines.llama_cells import LlamaCells
 from backend_service.engines.llama_model import LlamaModel, complaint
@@ -40,13 +39,9 @@ KV_TYPES = {
     "q8_0": llama_cpp.GGML_TYPE_Q8_0,
     "q4_0": llama_cpp.GGML_TYPE_Q4_0,
 }
-CHECK_INTERVAL_S = 10.0
-"""Least time between two integrity checks of an idle engine."""
 _CELL_PADDING = 256
 _PREPARED_PROMPTS = 32
 """Tokenized prompts remembered: a router's CacheProbe and the Generate after it bring the same one."""
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +92,7 @@ class LlamaCppEngine:
         self._proposer = proposer
         self._sequences: dict[int, LlamaSequence] = {}
         self._batch = LlamaBatch(MAX_STEP_TOKENS)
-        self._checked_s = time.monotonic()
+        self._idle_check = IdleCheck(self.check_integrity, self.clear_cache)
         self.info = EngineInfo(
             name="llama_cpp",
             device=config.device,
@@ -185,7 +180,7 @@ class LlamaCppEngine:
             self._proposer.forget(handle)
         self._evict(self._pool.release(handle, retain=retain))
         if not self._sequences:
-            self._check_idle()
+            self._idle_check.run()
 
     def stats(self) -> KvUse:
         """See `Engine.stats`."""
@@ -225,18 +220,6 @@ class LlamaCppEngine:
             for block in eviction.save:
                 self._pool.stash(block, self._cells.save(eviction.handle, block))
             self._cells.cut(eviction.handle, eviction.keep_tokens)
-
-    def _check_idle(self) -> None:
-        """Books and cache must agree while nothing runs. Where they do not, no cached prefix can be trusted."""
-        now_s = time.monotonic()
-        if now_s - self._checked_s < CHECK_INTERVAL_S:
-            return
-        self._checked_s = now_s
-        try:
-            self.check_integrity()
-        except AssertionError as error:
-            _log.error("KV cache and its books disagree (%s): the cache is cleared. Please report this.", error)
-            self.clear_cache()
 
     def _reset(self) -> None:
         self._cells.clear()

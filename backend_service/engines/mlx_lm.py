@@ -11,8 +11,6 @@ Everything that MLX computes stays on the engine's thread: streams and lazy arra
 from __future__ import annotations
 
 import functools
-import logging
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,6 +18,7 @@ import mlx.core as mx
 from mlx_lm.models.cache import can_trim_prompt_cache, make_prompt_cache
 
 from backend_service.engines.base import Admission, EngineInfo, KvUse, Slice, StepResult
+from backend_service.engines.idle_check import IdleCheck
 from backend_service.engines.mlx_model import MlxModel
 from backend_service.engines.mlx_rows import Batches, Caches, Rows, compact, cut, group
 from backend_service.engines.mlx_sampling import MlxSampler, draw
@@ -29,8 +28,6 @@ from service_kit.requests import Prompt, Sampling
 
 MAX_STEP_TOKENS = 512
 MAX_GPU_STEP_TOKENS = 2048
-CHECK_INTERVAL_S = 10.0
-"""Least time between two integrity checks of an idle engine."""
 _PADDING_TOKENS = 32
 _GPU_PADDING_TOKENS = 128
 """Padding that costs about as much as a forward pass more: more of it in one pass is not worth saving another."""
@@ -38,8 +35,6 @@ _BUFFER_CACHE_BYTES = 256 << 20
 """Freed buffers that MLX may keep for reuse. Joining and leaving a batch makes new ones of every size."""
 _PREPARED_PROMPTS = 32
 """Tokenized prompts remembered: a router's CacheProbe and the Generate after it bring the same one."""
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +73,7 @@ class MlxEngine:
         self._sequences: dict[int, _Sequence] = {}
         self._batches = Batches()
         self._retained: dict[int, Caches] = {}
-        self._checked_s = time.monotonic()
+        self._idle_check = IdleCheck(self.check_integrity, self.clear_cache)
         mx.set_cache_limit(_BUFFER_CACHE_BYTES)
         self.info = EngineInfo(
             name="mlx",
@@ -162,7 +157,7 @@ class MlxEngine:
         del self._sequences[handle]
         self._evict(evictions)
         if not self._sequences:
-            self._check_idle()
+            self._idle_check.run()
 
     def stats(self) -> KvUse:
         """See `Engine.stats`."""
@@ -230,18 +225,6 @@ class MlxEngine:
                 shorter = compact(cut(caches, eviction.keep_tokens))
                 mx.async_eval([cache.state for cache in shorter])
                 self._retained[eviction.handle] = shorter
-
-    def _check_idle(self) -> None:
-        """Books and caches must agree while nothing runs. Where they do not, no prefix can be trusted."""
-        now_s = time.monotonic()
-        if now_s - self._checked_s < CHECK_INTERVAL_S:
-            return
-        self._checked_s = now_s
-        try:
-            self.check_integrity()
-        except AssertionError as error:
-            _log.error("KV caches and their books disagree (%s): they are cleared. Please report this.", error)
-            self._reset()
 
     def _reset(self) -> None:
         self._batches.clear()

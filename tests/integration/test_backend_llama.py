@@ -43,7 +43,14 @@ async def test_text_is_not_parsed_for_special_tokens(server: Backend):
     assert plain.prompt_tokens > 1
 
 
-async def test_greedy_output_is_the_same_alone_batched_on_a_warm_prefix_and_after_a_cancel(server: Backend):
+async def test_greedy_output_is_the_same_alone_batched_on_a_warm_prefix_and_after_a_cancel():
+    """Nothing is evicted here: evicted cells leave holes in the cache, later tokens go into them, and a context is then
+    summed up in another order than that of its positions. These prompts are full of near ties."""
+    async with backend(retained_tokens=4096) as server:
+        await greedy_output_is_the_same(server)
+
+
+async def greedy_output_is_the_same(server: Backend) -> None:
     prompts = [STORY + ending for ending in ENDINGS]
     options = {"max_new_tokens": 48, "ignore_eos": True}
     alone = []
