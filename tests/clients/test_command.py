@@ -10,6 +10,7 @@ import sys
 import pytest
 from typer.testing import CliRunner, Result
 
+from phaseroute.cli import tables
 from phaseroute.cli.app import app
 from phaseroute.v1 import inference_pb2
 from tests.clients.fake_service import FakeService
@@ -87,6 +88,12 @@ def test_route_explains_and_sends_nothing(phaseroute, service: FakeService):
     assert "3.118" in result.stdout
     assert [request.max_new_tokens for request in service.requests] == [128]
     assert service.requests[0].routing.precision == "q4_1 as f32"
+
+
+def test_names_between_colons_stay_names(phaseroute, monkeypatch: pytest.MonkeyPatch):
+    """Rich makes animals of some."""
+    monkeypatch.setattr(tables, "decision_text", lambda _decision: "forced:llama: as asked for")
+    assert "forced:llama: as asked for" in phaseroute("route", "echo a").stdout
 
 
 def test_backends_as_table_and_as_json(phaseroute):

@@ -30,7 +30,9 @@ class Commands(TyperGroup):
         try:
             return super().invoke(ctx)
         except (PhaserouteError, StartFailed, BadPlan) as error:
-            Console(stderr=True, highlight=False).print(_advice(error), style="red", markup=False, soft_wrap=True)
+            Console(stderr=True, highlight=False, emoji=False).print(
+                _advice(error), style="red", markup=False, soft_wrap=True
+            )
             raise typer.Exit(1) from error
         except Interrupted as stopped:
             raise typer.Exit(stopped.exit_code) from None

@@ -105,7 +105,7 @@ def route(
     if as_json:
         _print_json(_as_dict(decision))
     else:
-        console = Console(highlight=False)
+        console = Console(highlight=False, emoji=False)
         console.print(tables.decision_table(decision))
         console.print(tables.decision_text(decision), markup=False)
 
@@ -117,7 +117,7 @@ def backends(target: Target = "localhost:50051", timeout_s: TimeLimit = 10.0, as
     if as_json:
         _print_json([_as_dict(entry) for entry in entries])
     else:
-        console = Console(highlight=False)
+        console = Console(highlight=False, emoji=False)
         console.print(tables.backend_table(entries))
         if notes := tables.backend_text(entries):
             console.print(notes, markup=False)
@@ -166,7 +166,7 @@ def _decision_of(
 
 
 def _print_explanation(answer: Completion, decision: router_pb2.Decision | None, target: str) -> None:
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False)
     if decision:
         console.print(tables.decision_table(decision))
         console.print(tables.decision_text(decision), markup=False)

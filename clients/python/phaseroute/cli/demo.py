@@ -45,7 +45,7 @@ def demo(
     runs: Annotated[int, typer.Option(min=1, help="With --mixed: how often each policy has its turn.")] = 1,
 ) -> None:
     """Compare a burst forced to one backend with the same burst routed over two unequal ones."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False)
     if runs > 1 and not mixed:
         raise typer.BadParameter("needs --mixed", param_hint="--runs")
     if simulated:

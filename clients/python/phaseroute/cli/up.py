@@ -33,7 +33,7 @@ def up(
     run_dir: Annotated[Path | None, typer.Option(help="Where the logs go; a new temporary directory.")] = None,
 ) -> None:
     """Start backends and a router, and stop them all on Ctrl-C."""
-    console = Console(highlight=False)
+    console = Console(highlight=False, emoji=False)
     path = config or (DEFAULT_CONFIG if DEFAULT_CONFIG.exists() else None)
     plan = load_plan(path, port) if path else make_plan(unequal_pair(), {}, port)
     console.print(f"Starting what {path} says." if path else "Starting two unequal llama.cpp backends on this machine.")
