@@ -119,9 +119,10 @@ class HostTier:
         None of them would push out another, a block before it, or, output, somebody's prompt.
         """
         room = self.capacity_tokens // BLOCK_TOKENS
-        other_prompts = len(self._prompts) - sum(block.key in self._prompts for block in chain)
+        other_prompts = len(self._prompts)  # than those of the chain up to a block; the ones behind it count
         kept, save = 0, []
         for block in chain:
+            other_prompts -= block.key in self._prompts
             if self._has_place(block):
                 kept += 1
             elif block.end > from_tokens and kept + (other_prompts if block.end > prompt_tokens else 0) < room:

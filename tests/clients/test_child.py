@@ -30,6 +30,7 @@ server.start()
 stop = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: stop.set())
 stop.wait()
+server.stop(None).wait()  # or a call that is not over yet keeps the process alive
 print("goodbye")
 """
 DEAF = SERVES.replace("lambda *_: stop.set()", "signal.SIG_IGN")

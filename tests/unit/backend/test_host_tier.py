@@ -256,6 +256,16 @@ def test_a_probe_beside_uses_finds_what_stays():
     assert seen == {("a", "ab", "abc")}
 
 
+def test_an_output_does_not_ask_for_the_room_of_prompts_behind_it():
+    """Another request had the next block as a prompt. The output would be copied, and its place given away at once."""
+    tier = tier_of(5)
+    put(tier, reserve(tier, "aaaa", 0, 4))
+    put(tier, reserve(tier, "ba", BLOCK_TOKENS, 2))
+    assert tier.used_tokens == 5 * BLOCK_TOKENS
+    assert reserve(tier, "ba", 0, 0) == []
+    tier.check_integrity()
+
+
 class AgainstAListInOrderOfUse(RuleBasedStateMachine):
     """The tier against the obvious model: a list of chains, the longest unused first, each for its last block."""
 
@@ -297,10 +307,9 @@ class AgainstAListInOrderOfUse(RuleBasedStateMachine):
         prompt_blocks=st.integers(0, 6),
     )
     def reserve(self, symbols, held, prompt_blocks):
-        chain = {symbols[:end] for end in range(1, len(symbols) + 1)}
-        other_prompts = self.prompts - chain
         save, here = [], set(self.order)
         for end in range(1, len(symbols) + 1):
+            other_prompts = self.prompts - {symbols[:earlier] for earlier in range(1, end + 1)}
             beside = len(here & {symbols[:earlier] for earlier in range(1, end)})
             beside += len(other_prompts) if end > prompt_blocks else 0
             if end * BLOCK_TOKENS > held and symbols[:end] not in here and beside < self.CAPACITY:
