@@ -20,6 +20,8 @@ MAX_TEMPERATURE = 5.0
 MAX_PENALTY = 2.0
 MAX_REPETITION_PENALTY = 10.0
 MAX_TOP_K = 1_000_000
+PENALTY_WINDOW_TOKENS = 64
+"""Part of the contract: how far back penalties see, prompt included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,11 @@ class Sampling:
     def greedy(self) -> bool:
         """The most likely token every time."""
         return self.temperature == 0.0
+
+    @property
+    def penalized(self) -> bool:
+        """What the last `PENALTY_WINDOW_TOKENS` tokens were counts."""
+        return self.repetition_penalty != 1.0 or self.frequency_penalty != 0.0 or self.presence_penalty != 0.0
 
 
 class Priority(Enum):

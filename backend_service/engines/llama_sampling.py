@@ -11,9 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backend_service.engines.base import Vocabulary
-from service_kit.requests import Sampling
+from service_kit.requests import PENALTY_WINDOW_TOKENS, Sampling
 
-PENALTY_WINDOW_TOKENS = 64
 _RANDOM_SEED = 0xFFFFFFFF
 """llama.cpp takes this seed to mean "any"; a request's own seed of this value is moved aside."""
 
@@ -23,19 +22,16 @@ class LlamaSampler:
     last reference."""
 
     def __init__(self, sampling: Sampling, vocabulary: Vocabulary, *, ignore_eos: bool, prompt: Sequence[int]) -> None:
-        penalized = (
-            sampling.repetition_penalty != 1.0 or sampling.frequency_penalty != 0.0 or sampling.presence_penalty != 0.0
-        )
         self._forbidden = sorted(vocabulary.eos) if ignore_eos else []
         self._chain: llama_cpp.llama_sampler_p | None = None
-        if sampling.greedy and not penalized:
+        if sampling.greedy and not sampling.penalized:
             return  # argmax of the logits, an order of magnitude cheaper than llama.cpp's way through candidates
         chain = llama_cpp.llama_sampler_chain_init(llama_cpp.llama_sampler_chain_default_params())
         weakref.finalize(self, llama_cpp.llama_sampler_free, chain)
         self._chain = chain
         if ignore_eos:
             self._add(_forbid(vocabulary))
-        if penalized:
+        if sampling.penalized:
             self._add(
                 llama_cpp.llama_sampler_init_penalties(
                     vocabulary.size,
@@ -57,7 +53,7 @@ class LlamaSampler:
             self._add(llama_cpp.llama_sampler_init_temp(sampling.temperature))
             seed = secrets.randbelow(_RANDOM_SEED) if sampling.seed is None else min(sampling.seed, _RANDOM_SEED - 1)
             self._add(llama_cpp.llama_sampler_init_dist(seed))
-        if penalized:
+        if sampling.penalized:
             for token in prompt[-PENALTY_WINDOW_TOKENS:]:
                 llama_cpp.llama_sampler_accept(chain, token)
 

@@ -14,9 +14,8 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from backend_service.engines.base import Vocabulary
-from service_kit.requests import Sampling
+from service_kit.requests import PENALTY_WINDOW_TOKENS, Sampling
 
-PENALTY_WINDOW_TOKENS = 64
 _GOLDEN = 0x9E3779B97F4A7C15
 _MASK_64 = (1 << 64) - 1
 
@@ -33,10 +32,7 @@ class MlxSampler:
         self._draws = 0
         self._window: mx.array | None = None
         """(up to 64,) tokens that penalties count, the newest last; None without penalties."""
-        penalized = (
-            sampling.repetition_penalty != 1.0 or sampling.frequency_penalty != 0.0 or sampling.presence_penalty != 0.0
-        )
-        if penalized:
+        if sampling.penalized:
             self._window = mx.array(list(prompt[-PENALTY_WINDOW_TOKENS:]), mx.int32)
 
     @property

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from backend_service.engines.base import Vocabulary
-from service_kit.requests import Sampling
+from service_kit.requests import PENALTY_WINDOW_TOKENS, Sampling
 
 mx = pytest.importorskip("mlx.core", exc_type=ImportError)
 
-from backend_service.engines.mlx_sampling import PENALTY_WINDOW_TOKENS, MlxSampler, draw  # noqa: E402
+from backend_service.engines.mlx_sampling import MlxSampler, draw  # noqa: E402
 
 SIZE = 50
 VOCABULARY = Vocabulary(tuple(bytes([token]) for token in range(SIZE)), frozenset({3, 7}))
