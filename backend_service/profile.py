@@ -12,9 +12,10 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from backend_service.engines.base import Admission, Engine, Slice
-from backend_service.step_model import IsolatedRates, StepShape
+from backend_service.step_model import IsolatedRates
 from service_kit.faults import StartupFailed
 from service_kit.requests import Sampling
+from service_kit.step_time import StepShape
 
 STEP_TARGET_S = 0.15
 _FIXED_COSTS = 4.0

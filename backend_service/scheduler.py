@@ -12,10 +12,11 @@ from backend_service.request import Event, Failed, Phase, Request, RequestView
 from backend_service.scheduling.base import QueuePolicy
 from backend_service.scheduling.fcfs import FirstComeFirstServed
 from backend_service.single_flight import SingleFlight
-from backend_service.step_model import StepFit, StepModel, StepShape
+from backend_service.step_model import StepFit
 from backend_service.step_plan import StepLimits, StepPlanner
 from backend_service.waiting_line import WaitingLine
 from service_kit.faults import EngineFailed
+from service_kit.step_time import StepModel, StepShape
 
 REFIT_INTERVAL_S = 1.0
 """How often the step model is fitted anew while steps run: a fit takes milliseconds of the engine's own thread."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import combinations
 
 import numpy as np
 from numpy.typing import NDArray
+
+from service_kit.step_time import StepModel, StepShape
 
 MIN_SAMPLES = 16
 """Fewer steps give no model."""
@@ -24,52 +25,6 @@ _WEIGHT_FLOOR = 0.01
 """No step weighs more than one of this share of the median duration."""
 
 _Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True, slots=True)
-class StepShape:
-    """What one step computes; the sums run over its batch."""
-
-    tokens: int
-    """T: new tokens, of prefill and decode alike."""
-    rows: int
-    """D: rows that get a token sampled."""
-    attended: float
-    """A: context lengths summed over the computed tokens."""
-
-    @classmethod
-    def of(cls, slices: Iterable[tuple[int, int, int]]) -> StepShape:
-        """From (new tokens, tokens computed before them, rows sampled) of each slice of the batch: token i of n new
-        ones after c attends to c + i, so a slice adds n * (c + (n + 1) / 2)."""
-        tokens = rows = 0
-        attended = 0.0
-        for new, computed, sampled in slices:
-            tokens += new
-            rows += sampled
-            attended += new * (computed + (new + 1) / 2)
-        return cls(tokens, rows, attended)
-
-
-@dataclass(frozen=True, slots=True)
-class StepModel:
-    """t = base + per_token * T + per_row * D + per_attended * A; no coefficient is negative."""
-
-    base_s: float
-    per_token_s: float
-    per_row_s: float
-    per_attended_s: float
-    samples: int
-    residual_p90_s: float
-    """90th percentile of |measured - fitted| over the samples, outliers included."""
-
-    def seconds(self, shape: StepShape) -> float:
-        """The expected duration of a step."""
-        return (
-            self.base_s
-            + self.per_token_s * shape.tokens
-            + self.per_row_s * shape.rows
-            + self.per_attended_s * shape.attended
-        )
 
 
 @dataclass(frozen=True, slots=True)

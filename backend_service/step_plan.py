@@ -7,10 +7,7 @@ from dataclasses import dataclass
 
 from backend_service.engines.base import Slice
 from backend_service.request import Phase, Request
-from backend_service.step_model import StepModel, StepShape
-
-_LEAST_PREFILL_SHARE = 0.5
-"""Of the target time, for prompts in any case."""
+from service_kit.step_time import StepModel, StepShape, fair_shares, prefill_budget
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,37 +59,15 @@ class StepPlanner:
         decode_slices: Sequence[Slice],
         model: StepModel | None,
     ) -> int:
-        """Prompt tokens for this step: what `step_tokens` leaves, and what the time allows. A prompt token costs more
-        the longer the context before it, so the budget shrinks as a long prompt proceeds."""
-        rows = sum(1 + piece.guesses for piece in decode_slices)
-        budget = self._limits.step_tokens - rows
-        target_s = self._limits.step_target_s
-        if model is not None and target_s is not None:
-            spent_s = model.seconds(
-                StepShape.of(
-                    (1 + piece.guesses, request.computed_tokens, True)
-                    for piece, request in zip(decode_slices, decoding, strict=True)
-                )
-            )
-            context = sum(request.computed_tokens for request in prefilling) / len(prefilling)
-            token_s = model.per_token_s + model.per_attended_s * context
-            if token_s > 0:
-                left_s = max(target_s - spent_s, _LEAST_PREFILL_SHARE * target_s)
-                budget = min(budget, int(left_s / token_s))
-        return max(1, budget)
-
-
-def fair_shares(wanted: Sequence[int], budget: int) -> list[int]:
-    """Split `budget` tokens over requests that want `wanted` each: equal shares, and what one does not need goes to
-    the others; a remainder goes to the earlier ones."""
-    shares = [0] * len(wanted)
-    open_ = [index for index, want in enumerate(wanted) if want > 0]
-    while open_ and budget > 0:
-        open_.sort(key=shares.__getitem__)  # a remainder goes to who has least
-        each, extra = divmod(budget, len(open_))
-        for position, index in enumerate(open_):
-            give = min(each + (position < extra), wanted[index] - shares[index])
-            shares[index] += give
-            budget -= give
-        open_ = [index for index in open_ if shares[index] < wanted[index]]
-    return shares
+        """See `service_kit.step_time.prefill_budget`."""
+        decode = StepShape.of(
+            (1 + piece.guesses, request.computed_tokens, 1 + piece.guesses)
+            for piece, request in zip(decode_slices, decoding, strict=True)
+        )
+        return prefill_budget(
+            model,
+            step_tokens=self._limits.step_tokens,
+            target_s=self._limits.step_target_s,
+            decode=decode,
+            mean_context=sum(request.computed_tokens for request in prefilling) / len(prefilling),
+        )

@@ -100,6 +100,9 @@ class StepResult:
     was right. All but the last of them are computed."""
     guesses: Mapping[int, int] = field(default_factory=dict)
     """Guessed tokens that were computed, right or wrong; absent for none."""
+    steps: int = 1
+    """Pure decode steps, one after the other, that this was. Above 1 only in virtual time, where the simulated engine
+    may leap over steps in which nothing else can happen; then each row has so many tokens."""
 
 
 class Engine(Protocol):

@@ -89,16 +89,18 @@ class Sampling(_message.Message):
     def __init__(self, temperature: _Optional[float] = ..., top_p: _Optional[float] = ..., top_k: _Optional[int] = ..., min_p: _Optional[float] = ..., seed: _Optional[int] = ..., repetition_penalty: _Optional[float] = ..., frequency_penalty: _Optional[float] = ..., presence_penalty: _Optional[float] = ...) -> None: ...
 
 class RoutingHints(_message.Message):
-    __slots__ = ("policy", "backend", "excluded_backends", "precision")
+    __slots__ = ("policy", "backend", "excluded_backends", "precision", "ttft_slo_s")
     POLICY_FIELD_NUMBER: _ClassVar[int]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
     EXCLUDED_BACKENDS_FIELD_NUMBER: _ClassVar[int]
     PRECISION_FIELD_NUMBER: _ClassVar[int]
+    TTFT_SLO_S_FIELD_NUMBER: _ClassVar[int]
     policy: str
     backend: str
     excluded_backends: _containers.RepeatedScalarFieldContainer[str]
     precision: str
-    def __init__(self, policy: _Optional[str] = ..., backend: _Optional[str] = ..., excluded_backends: _Optional[_Iterable[str]] = ..., precision: _Optional[str] = ...) -> None: ...
+    ttft_slo_s: float
+    def __init__(self, policy: _Optional[str] = ..., backend: _Optional[str] = ..., excluded_backends: _Optional[_Iterable[str]] = ..., precision: _Optional[str] = ..., ttft_slo_s: _Optional[float] = ...) -> None: ...
 
 class Attempt(_message.Message):
     __slots__ = ("id", "reusable_tokens")
@@ -181,7 +183,7 @@ class Timings(_message.Message):
     def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., decode_s: _Optional[float] = ...) -> None: ...
 
 class RoutingRecord(_message.Message):
-    __slots__ = ("decision_id", "policy", "backend", "attempts", "predicted_ttft_s", "predicted_finish_s", "actual_ttft_s", "actual_finish_s")
+    __slots__ = ("decision_id", "policy", "backend", "attempts", "predicted_ttft_s", "predicted_finish_s", "actual_ttft_s", "actual_finish_s", "predicted_new_tokens")
     DECISION_ID_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
@@ -190,6 +192,7 @@ class RoutingRecord(_message.Message):
     PREDICTED_FINISH_S_FIELD_NUMBER: _ClassVar[int]
     ACTUAL_TTFT_S_FIELD_NUMBER: _ClassVar[int]
     ACTUAL_FINISH_S_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     decision_id: str
     policy: str
     backend: str
@@ -198,7 +201,8 @@ class RoutingRecord(_message.Message):
     predicted_finish_s: float
     actual_ttft_s: float
     actual_finish_s: float
-    def __init__(self, decision_id: _Optional[str] = ..., policy: _Optional[str] = ..., backend: _Optional[str] = ..., attempts: _Optional[int] = ..., predicted_ttft_s: _Optional[float] = ..., predicted_finish_s: _Optional[float] = ..., actual_ttft_s: _Optional[float] = ..., actual_finish_s: _Optional[float] = ...) -> None: ...
+    predicted_new_tokens: float
+    def __init__(self, decision_id: _Optional[str] = ..., policy: _Optional[str] = ..., backend: _Optional[str] = ..., attempts: _Optional[int] = ..., predicted_ttft_s: _Optional[float] = ..., predicted_finish_s: _Optional[float] = ..., actual_ttft_s: _Optional[float] = ..., actual_finish_s: _Optional[float] = ..., predicted_new_tokens: _Optional[float] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()
@@ -221,7 +225,7 @@ class WatchStatusResponse(_message.Message):
     def __init__(self, status: _Optional[_Union[BackendStatus, _Mapping]] = ...) -> None: ...
 
 class BackendStatus(_message.Message):
-    __slots__ = ("incarnation", "sequence", "model", "engine", "max_active", "max_queued", "requests", "kv_cache", "isolated_rates", "step_model", "draining", "seconds_since_progress", "scheduling_policy")
+    __slots__ = ("incarnation", "sequence", "model", "engine", "max_active", "max_queued", "requests", "kv_cache", "isolated_rates", "step_model", "draining", "seconds_since_progress", "scheduling_policy", "max_active_reason", "step_rules")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -235,6 +239,8 @@ class BackendStatus(_message.Message):
     DRAINING_FIELD_NUMBER: _ClassVar[int]
     SECONDS_SINCE_PROGRESS_FIELD_NUMBER: _ClassVar[int]
     SCHEDULING_POLICY_FIELD_NUMBER: _ClassVar[int]
+    MAX_ACTIVE_REASON_FIELD_NUMBER: _ClassVar[int]
+    STEP_RULES_FIELD_NUMBER: _ClassVar[int]
     incarnation: str
     sequence: int
     model: ModelInfo
@@ -248,7 +254,19 @@ class BackendStatus(_message.Message):
     draining: bool
     seconds_since_progress: float
     scheduling_policy: str
-    def __init__(self, incarnation: _Optional[str] = ..., sequence: _Optional[int] = ..., model: _Optional[_Union[ModelInfo, _Mapping]] = ..., engine: _Optional[_Union[EngineInfo, _Mapping]] = ..., max_active: _Optional[int] = ..., max_queued: _Optional[int] = ..., requests: _Optional[_Iterable[_Union[RequestStatus, _Mapping]]] = ..., kv_cache: _Optional[_Union[KvCacheStatus, _Mapping]] = ..., isolated_rates: _Optional[_Union[IsolatedRates, _Mapping]] = ..., step_model: _Optional[_Union[StepModel, _Mapping]] = ..., draining: _Optional[bool] = ..., seconds_since_progress: _Optional[float] = ..., scheduling_policy: _Optional[str] = ...) -> None: ...
+    max_active_reason: str
+    step_rules: StepRules
+    def __init__(self, incarnation: _Optional[str] = ..., sequence: _Optional[int] = ..., model: _Optional[_Union[ModelInfo, _Mapping]] = ..., engine: _Optional[_Union[EngineInfo, _Mapping]] = ..., max_active: _Optional[int] = ..., max_queued: _Optional[int] = ..., requests: _Optional[_Iterable[_Union[RequestStatus, _Mapping]]] = ..., kv_cache: _Optional[_Union[KvCacheStatus, _Mapping]] = ..., isolated_rates: _Optional[_Union[IsolatedRates, _Mapping]] = ..., step_model: _Optional[_Union[StepModel, _Mapping]] = ..., draining: _Optional[bool] = ..., seconds_since_progress: _Optional[float] = ..., scheduling_policy: _Optional[str] = ..., max_active_reason: _Optional[str] = ..., step_rules: _Optional[_Union[StepRules, _Mapping]] = ...) -> None: ...
+
+class StepRules(_message.Message):
+    __slots__ = ("step_tokens", "step_target_s", "promote_batch_after_s")
+    STEP_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    STEP_TARGET_S_FIELD_NUMBER: _ClassVar[int]
+    PROMOTE_BATCH_AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    step_tokens: int
+    step_target_s: float
+    promote_batch_after_s: float
+    def __init__(self, step_tokens: _Optional[int] = ..., step_target_s: _Optional[float] = ..., promote_batch_after_s: _Optional[float] = ...) -> None: ...
 
 class ModelInfo(_message.Message):
     __slots__ = ("name", "fingerprint", "context_tokens", "tokenizer_fingerprint", "precision")
@@ -275,7 +293,7 @@ class EngineInfo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., device: _Optional[str] = ..., simulated: _Optional[bool] = ...) -> None: ...
 
 class RequestStatus(_message.Message):
-    __slots__ = ("attempt_id", "phase", "remaining_prefill_tokens", "remaining_decode_tokens", "generated_tokens", "context_tokens", "priority")
+    __slots__ = ("attempt_id", "phase", "remaining_prefill_tokens", "remaining_decode_tokens", "generated_tokens", "context_tokens", "priority", "workload", "ignore_eos", "prompt_tokens", "cached_tokens", "due_in_s")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     REMAINING_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -283,6 +301,11 @@ class RequestStatus(_message.Message):
     GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PRIORITY_FIELD_NUMBER: _ClassVar[int]
+    WORKLOAD_FIELD_NUMBER: _ClassVar[int]
+    IGNORE_EOS_FIELD_NUMBER: _ClassVar[int]
+    PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    DUE_IN_S_FIELD_NUMBER: _ClassVar[int]
     attempt_id: str
     phase: RequestPhase
     remaining_prefill_tokens: int
@@ -290,23 +313,30 @@ class RequestStatus(_message.Message):
     generated_tokens: int
     context_tokens: int
     priority: Priority
-    def __init__(self, attempt_id: _Optional[str] = ..., phase: _Optional[_Union[RequestPhase, str]] = ..., remaining_prefill_tokens: _Optional[int] = ..., remaining_decode_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., context_tokens: _Optional[int] = ..., priority: _Optional[_Union[Priority, str]] = ...) -> None: ...
+    workload: str
+    ignore_eos: bool
+    prompt_tokens: int
+    cached_tokens: int
+    due_in_s: float
+    def __init__(self, attempt_id: _Optional[str] = ..., phase: _Optional[_Union[RequestPhase, str]] = ..., remaining_prefill_tokens: _Optional[int] = ..., remaining_decode_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., context_tokens: _Optional[int] = ..., priority: _Optional[_Union[Priority, str]] = ..., workload: _Optional[str] = ..., ignore_eos: _Optional[bool] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., due_in_s: _Optional[float] = ...) -> None: ...
 
 class KvCacheStatus(_message.Message):
-    __slots__ = ("capacity_tokens", "used_tokens", "retained_tokens", "reserved_tokens", "host_tokens", "host_capacity_tokens")
+    __slots__ = ("capacity_tokens", "used_tokens", "retained_tokens", "reserved_tokens", "host_tokens", "host_capacity_tokens", "padded")
     CAPACITY_TOKENS_FIELD_NUMBER: _ClassVar[int]
     USED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RETAINED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     RESERVED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     HOST_TOKENS_FIELD_NUMBER: _ClassVar[int]
     HOST_CAPACITY_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    PADDED_FIELD_NUMBER: _ClassVar[int]
     capacity_tokens: int
     used_tokens: int
     retained_tokens: int
     reserved_tokens: int
     host_tokens: int
     host_capacity_tokens: int
-    def __init__(self, capacity_tokens: _Optional[int] = ..., used_tokens: _Optional[int] = ..., retained_tokens: _Optional[int] = ..., reserved_tokens: _Optional[int] = ..., host_tokens: _Optional[int] = ..., host_capacity_tokens: _Optional[int] = ...) -> None: ...
+    padded: bool
+    def __init__(self, capacity_tokens: _Optional[int] = ..., used_tokens: _Optional[int] = ..., retained_tokens: _Optional[int] = ..., reserved_tokens: _Optional[int] = ..., host_tokens: _Optional[int] = ..., host_capacity_tokens: _Optional[int] = ..., padded: _Optional[bool] = ...) -> None: ...
 
 class IsolatedRates(_message.Message):
     __slots__ = ("prefill_tokens_per_s", "decode_tokens_per_s")
@@ -317,20 +347,32 @@ class IsolatedRates(_message.Message):
     def __init__(self, prefill_tokens_per_s: _Optional[float] = ..., decode_tokens_per_s: _Optional[float] = ...) -> None: ...
 
 class StepModel(_message.Message):
-    __slots__ = ("base_s", "per_token_s", "per_row_s", "per_attended_s", "samples", "residual_p90_s")
+    __slots__ = ("base_s", "per_token_s", "per_row_s", "per_attended_s", "samples", "residual_p90_s", "row_corrections", "age_s")
     BASE_S_FIELD_NUMBER: _ClassVar[int]
     PER_TOKEN_S_FIELD_NUMBER: _ClassVar[int]
     PER_ROW_S_FIELD_NUMBER: _ClassVar[int]
     PER_ATTENDED_S_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_FIELD_NUMBER: _ClassVar[int]
     RESIDUAL_P90_S_FIELD_NUMBER: _ClassVar[int]
+    ROW_CORRECTIONS_FIELD_NUMBER: _ClassVar[int]
+    AGE_S_FIELD_NUMBER: _ClassVar[int]
     base_s: float
     per_token_s: float
     per_row_s: float
     per_attended_s: float
     samples: int
     residual_p90_s: float
-    def __init__(self, base_s: _Optional[float] = ..., per_token_s: _Optional[float] = ..., per_row_s: _Optional[float] = ..., per_attended_s: _Optional[float] = ..., samples: _Optional[int] = ..., residual_p90_s: _Optional[float] = ...) -> None: ...
+    row_corrections: _containers.RepeatedCompositeFieldContainer[RowCorrection]
+    age_s: float
+    def __init__(self, base_s: _Optional[float] = ..., per_token_s: _Optional[float] = ..., per_row_s: _Optional[float] = ..., per_attended_s: _Optional[float] = ..., samples: _Optional[int] = ..., residual_p90_s: _Optional[float] = ..., row_corrections: _Optional[_Iterable[_Union[RowCorrection, _Mapping]]] = ..., age_s: _Optional[float] = ...) -> None: ...
+
+class RowCorrection(_message.Message):
+    __slots__ = ("rows", "seconds")
+    ROWS_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    rows: int
+    seconds: float
+    def __init__(self, rows: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class CacheProbeRequest(_message.Message):
     __slots__ = ("prompt",)

@@ -7,7 +7,8 @@ import pytest
 from backend_service.engines.simulated import SimulatedEngine, SimulatedSpeed
 from backend_service.kv_pool import PoolLimits
 from backend_service.profile import STEP_TARGET_S, Calibration, ProfileStore, step_target_s
-from backend_service.step_model import StepFit, StepShape
+from backend_service.step_model import StepFit
+from service_kit.step_time import StepShape
 from simulator.clock import VirtualClock
 
 

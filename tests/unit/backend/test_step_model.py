@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from backend_service.step_model import MIN_SAMPLES, StepFit, StepModel, StepShape
+from backend_service.step_model import MIN_SAMPLES, StepFit
+from service_kit.step_time import StepModel, StepShape
 
 PLANTED = StepModel(
     base_s=0.004, per_token_s=3e-4, per_row_s=1.1e-3, per_attended_s=2e-7, samples=0, residual_p90_s=0.0

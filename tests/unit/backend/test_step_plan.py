@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from backend_service.engines.base import Admission
 from backend_service.request import Request
-from backend_service.step_model import StepModel
-from backend_service.step_plan import StepLimits, StepPlanner, fair_shares
+from backend_service.step_plan import StepLimits, StepPlanner
 from backend_service.text import TextStream
 from service_kit.requests import Sampling
+from service_kit.step_time import StepModel, fair_shares
 
 MODEL = StepModel(base_s=0.0, per_token_s=0.01, per_row_s=0.0, per_attended_s=0.00001, samples=99, residual_p90_s=0.0)
 
