@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 # The MLX that this machine can run; EXTRAS=llama,mlx-cuda,hub with an NVIDIA GPU, EXTRAS=llama,hub without MLX.
-EXTRAS ?= llama,$(if $(filter Darwin,$(shell uname -s)),mlx,mlx-cpu),hub
+EXTRAS ?= llama,$(if $(filter Darwin,$(shell uname -s)),mlx,mlx-cpu),hub,plots
 
 # llama-cpp-python is compiled from source. What a backend does not use is left out; -DGGML_CUDA=ON and the like may be added.
 export CMAKE_ARGS ?= -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF
