@@ -60,14 +60,13 @@ class StepPlanner:
         model: StepModel | None,
     ) -> int:
         """See `service_kit.step_time.prefill_budget`."""
+        room = self._limits.step_tokens - sum(1 + piece.guesses for piece in decode_slices)
+        target_s = self._limits.step_target_s
+        if model is None or target_s is None:
+            return max(1, room)
         decode = StepShape.of(
             (1 + piece.guesses, request.computed_tokens, 1 + piece.guesses)
             for piece, request in zip(decode_slices, decoding, strict=True)
         )
-        return prefill_budget(
-            model,
-            step_tokens=self._limits.step_tokens,
-            target_s=self._limits.step_target_s,
-            decode=decode,
-            mean_context=sum(request.computed_tokens for request in prefilling) / len(prefilling),
-        )
+        context = sum(request.computed_tokens for request in prefilling) / len(prefilling)
+        return prefill_budget(model, room, target_s, model.seconds(decode), context)

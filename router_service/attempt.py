@@ -34,7 +34,8 @@ class Attempt:
     code: str = "INTERNAL"
     """A status code's name; a bug of ours when nothing else is said."""
     routing: pb.RoutingRecord | None = None
-    usage: pb.Usage | None = None
+    ended: pb.Finished | None = None
+    """The backend's last message."""
 
     def note(self, response: pb.GenerateResponse, now_s: float) -> None:
         """A message is about to be passed on; the last one gets the routing record."""
@@ -74,7 +75,12 @@ class Attempt:
 
     def outcome(self) -> router_pb2.Outcome:
         """As watchers of decisions see it."""
-        return router_pb2.Outcome(decision_id=self.decision.id, code=self.code, routing=self.routing, usage=self.usage)
+        return router_pb2.Outcome(
+            decision_id=self.decision.id,
+            code=self.code,
+            routing=self.routing,
+            usage=None if self.ended is None else self.ended.usage,
+        )
 
     def _complete(self, finished: pb.Finished, first_token_s: float, now_s: float) -> None:
         price = self.decision.price
@@ -88,6 +94,7 @@ class Attempt:
             predicted_finish_s=None if price.predicted_finish_s is None else until_decided_s + price.predicted_finish_s,
             actual_ttft_s=first_token_s - self.arrived_s,
             actual_finish_s=now_s - self.arrived_s,
+            predicted_new_tokens=self.decision.request.expected_new_tokens if price.own is not None else None,
         )
-        self.usage = finished.usage
+        self.ended = finished
         finished.routing.CopyFrom(self.routing)

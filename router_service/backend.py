@@ -6,6 +6,7 @@ from enum import Enum
 from typing import Any
 
 from router_service.decision import Candidate, ProbeOutcome
+from router_service.forecast import Load
 from router_service.ledger import Pending
 from router_service.snapshot import Snapshot
 
@@ -43,6 +44,11 @@ class Backend:
         self._problem = None
         return True
 
+    @property
+    def received_at_s(self) -> float:
+        """When the last Status came; 0 before the first."""
+        return self._received_at_s
+
     def lose(self, problem: str) -> None:
         """Status stopped coming; `problem` says why."""
         self._problem = problem
@@ -77,7 +83,15 @@ class Backend:
 
 
 def as_candidate(
-    name: str, snapshot: Snapshot, pending: Pending, *, last_turn: int, status_age_s: float, prompt_tokens: int
+    name: str,
+    snapshot: Snapshot,
+    pending: Pending,
+    *,
+    last_turn: int,
+    status_age_s: float,
+    prompt_tokens: int,
+    load: Load | None = None,
+    unmeasured: str = "",
 ) -> Candidate:
     """A serving backend before anybody asked it for its prefix. A booking is counted as active while the batch has
     room for it, else as queued."""
@@ -98,4 +112,6 @@ def as_candidate(
         precision=snapshot.precision,
         status_age_s=status_age_s,
         last_turn=last_turn,
+        load=load,
+        unmeasured=unmeasured,
     )

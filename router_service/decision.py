@@ -11,7 +11,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from phaseroute.v1 import inference_pb2, router_pb2
-from service_kit.requests import GenerateSpec, RoutingHints
+from router_service.forecast import Job, Load
+from router_service.forecast_record import forecast_to_proto
+from service_kit.requests import GenerateSpec, Priority, RoutingHints
 
 
 class ProbeOutcome(Enum):
@@ -58,6 +60,10 @@ class Candidate:
     status_age_s: float = 0.0
     last_turn: int = 0
     """Grows with every booking in the fleet: this backend's latest, 0 before its first."""
+    load: Load | None = None
+    """Its books for a forecast; None without a usable step model."""
+    unmeasured: str = ""
+    """Why a request with time to spare should be sent here to measure it; empty where that is not wanted now."""
 
     @property
     def requests(self) -> int:
@@ -83,11 +89,33 @@ class RoutingRequest:
     model: str = ""
     """Empty: whatever is served."""
     hints: RoutingHints = field(default_factory=RoutingHints)
+    batch: bool = False
+    """Nobody watches the answer come."""
+    ignore_eos: bool = False
+    """It goes on to max_new_tokens."""
+    expected_new_tokens: float | None = None
+    """What the answer is taken to come to; None: max_new_tokens."""
+    deadline_s: float | None = None
+    """Left until the caller gives up; None: it waits."""
+
+    @property
+    def new_tokens(self) -> float:
+        """What a forecast counts on; 1 at least."""
+        expected = self.max_new_tokens if self.expected_new_tokens is None else self.expected_new_tokens
+        return max(1.0, min(expected, self.max_new_tokens))
 
     @classmethod
-    def of(cls, spec: GenerateSpec) -> RoutingRequest:
+    def of(cls, spec: GenerateSpec, *, deadline_s: float | None = None) -> RoutingRequest:
         """Taken from a checked request."""
-        return cls(spec.max_new_tokens, spec.workload, spec.model, spec.routing)
+        return cls(
+            spec.max_new_tokens,
+            spec.workload,
+            spec.model,
+            spec.routing,
+            batch=spec.priority is Priority.BATCH,
+            ignore_eos=spec.ignore_eos,
+            deadline_s=deadline_s,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +126,16 @@ class Price:
     """Lowest wins."""
     predicted_ttft_s: float | None = None
     predicted_finish_s: float | None = None
+    priced_by: str = ""
+    """How the policy came to it: "forecast", "two_phase", "exploration"; empty where nothing is priced."""
+    unfit: str = ""
+    """Why it is not chosen whatever its score, such as a deadline that it would miss."""
+    delay_of_others_s: float = 0.0
+    """Part of the score: how much later others finish, by weight."""
+    others_weight: float = 1.0
+    """With which that part counts."""
+    own: Job | None = None
+    """The request as it was put into the candidate's books, where they were played forward."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +148,8 @@ class Choice:
     """By candidate name; one without a price may be missing."""
     reason: str
     """One sentence without a full stop."""
+    retry_after_s: float | None = None
+    """Set when candidates are there but none is good enough now: when it may be worth asking again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +177,8 @@ class Decision:
     """Scores, choice and booking."""
     attempt: int
     """Counts from 1; later ones follow a failure before the first token."""
+    not_shortlisted: int = 0
+    """Eligible backends of a wide fleet that were not looked at any closer."""
 
     @property
     def selected(self) -> str:
@@ -161,6 +203,7 @@ class Decision:
             probe_s=self.probe_s,
             choose_s=self.choose_s,
             attempt=self.attempt,
+            not_shortlisted=self.not_shortlisted,
         )
         message.candidates.extend(
             router_pb2.Candidate(backend=exclusion.name, excluded=exclusion.why) for exclusion in self.exclusions
@@ -184,6 +227,17 @@ class Decision:
             predicted_ttft_s=price.predicted_ttft_s,
             status_age_s=candidate.status_age_s,
             precision=candidate.precision,
+            predicted_finish_s=price.predicted_finish_s,
+            priced_by=price.priced_by,
+            unfit=price.unfit,
+            forecast=None
+            if candidate.load is None or price.own is None
+            else forecast_to_proto(
+                candidate.load,
+                price.own,
+                delay_of_others_s=price.delay_of_others_s,
+                others_weight=price.others_weight,
+            ),
         )
         if candidate.rates is not None:
             message.isolated_rates.CopyFrom(

@@ -39,6 +39,8 @@ class Failures:
 
     def fault(self, last: Decision) -> Fault:
         """Why the request fails, now that the last decision found nobody."""
+        if last.choice.retry_after_s is not None:
+            return Overloaded(f"{last.choice.reason}.", last.choice.retry_after_s)
         failures = list(self._failures.values())
         if failures and all(failure.code is grpc.StatusCode.RESOURCE_EXHAUSTED for failure in failures):
             waits_s = [wait_s for failure in failures if (wait_s := _retry_after_s(failure)) is not None]

@@ -20,7 +20,8 @@ from router_service.feed import Feed
 from router_service.follower import Follower, Following
 from router_service.ledger import Ledger
 from router_service.likeness import Likeness, tokenizer_in_use, why_left_out
-from router_service.snapshot import Snapshot
+from router_service.loads import Loads
+from router_service.snapshot import BadStatus, Snapshot
 from service_kit.channels import open_channel
 from service_kit.faults import UnknownName
 
@@ -89,8 +90,9 @@ class Fleet:
         self._changed(backend, before)
         return backend
 
-    def candidate(self, name: str, snapshot: Snapshot, prompt_tokens: int) -> Candidate:
-        """A backend with its bookings, before it was asked for its prefix."""
+    def candidate(self, name: str, snapshot: Snapshot, prompt_tokens: int, *, books: Loads | None = None) -> Candidate:
+        """A backend with its bookings, before it was asked for its prefix; with `books`, ready for a forecast."""
+        received_at_s = self.backends[name].received_at_s
         return as_candidate(
             name,
             snapshot,
@@ -98,6 +100,9 @@ class Fleet:
             last_turn=self._ledger.last_turn(name),
             status_age_s=self.status_age_s(self.backends[name]),
             prompt_tokens=prompt_tokens,
+            load=None
+            if books is None
+            else books.of(name, snapshot, self._ledger.unseen(name), now_s=self._clock(), received_at_s=received_at_s),
         )
 
     def status_age_s(self, backend: Backend) -> float:
@@ -112,7 +117,11 @@ class Fleet:
 
     def _on_status(self, backend: Backend, status: pb.BackendStatus) -> None:
         before = backend.state
-        snapshot = Snapshot.of(status)
+        try:
+            snapshot = Snapshot.of(status)
+        except BadStatus as bad:
+            self._on_loss(backend, str(bad))
+            return
         if backend.hear(snapshot, self._clock()):
             self._ledger.on_status(backend.name, snapshot.incarnation, snapshot.attempt_ids)
             self._tell_differences(snapshot.model)

@@ -30,6 +30,10 @@ class Lease:
     priority: Priority
     origin: str
     """The attempt id under which another router sent the request here; empty without one."""
+    booked_s: float
+    """On the router's clock."""
+    workload: str
+    ignore_eos: bool
 
     @property
     def prefill_tokens(self) -> int:
@@ -65,12 +69,25 @@ class Ledger:
         max_new_tokens: int,
         priority: Priority = Priority.INTERACTIVE,
         origin: str = "",
+        now_s: float = 0.0,
+        workload: str = "",
+        ignore_eos: bool = False,
     ) -> Lease:
         """Count a request's work on a backend until a Status shows it or the lease is released."""
         reusable_tokens = min(reusable_tokens, prompt_tokens)
         attempt_id = str(uuid.uuid4())
         lease = Lease(
-            attempt_id, backend, incarnation, prompt_tokens, reusable_tokens, max_new_tokens, priority, origin
+            attempt_id,
+            backend,
+            incarnation,
+            prompt_tokens,
+            reusable_tokens,
+            max_new_tokens,
+            priority,
+            origin,
+            now_s,
+            workload,
+            ignore_eos,
         )
         self._open[lease.attempt_id] = lease
         self._unseen.setdefault(backend, {})[lease.attempt_id] = lease

@@ -19,7 +19,7 @@ from router_service.decision import Decision, ProbeOutcome
 from router_service.failures import Failures
 from router_service.feed import Feed
 from router_service.fleet import Fleet
-from router_service.ledger import Lease, Ledger
+from router_service.ledger import Lease
 from router_service.routing import Routing
 from service_kit.errors import UpstreamFailed, code_name, from_rpc_error, to_status
 from service_kit.faults import Fault, Unavailable
@@ -51,7 +51,6 @@ class Relay:
     def __init__(
         self,
         fleet: Fleet,
-        ledger: Ledger,
         routing: Routing,
         *,
         telemetry: Telemetry,
@@ -60,7 +59,6 @@ class Relay:
         self.decisions: Feed[router_pb2.WatchDecisionsResponse] = Feed(limit=DECISIONS_KEPT)
         """Each decision, later its outcome."""
         self._fleet = fleet
-        self._ledger = ledger
         self._routing = routing
         self._telemetry = telemetry
         self._clock = clock
@@ -129,8 +127,7 @@ class Relay:
             raise
         finally:
             if attempt.lease is not None:
-                self._ledger.release(attempt.lease)
-                self._fleet.changes.publish(None)
+                self._routing.release(attempt.lease, attempt.ended)
             if attempt.code == CANCELLED and client.time_left_s() == 0:
                 attempt.code = "DEADLINE_EXCEEDED"
             if self.decisions.listeners:

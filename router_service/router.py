@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from router_service.experience import Experience
 from router_service.fleet import Fleet
 from router_service.follower import Following
 from router_service.ledger import Ledger
+from router_service.lengths import make_lengths
 from router_service.relay import Relay
 from router_service.routing import Routing
 from router_service.settings import RouterSettings
@@ -27,7 +29,9 @@ class Router:
             self.ledger,
             policy=settings.policy,
             probe_timeout_s=settings.probe_timeout_s,
+            objective=settings.objective,
+            experience=Experience(make_lengths(settings.output_lengths), settings.objective),
             telemetry=telemetry,
         )
-        self.relay = Relay(self.fleet, self.ledger, self.routing, telemetry=telemetry)
+        self.relay = Relay(self.fleet, self.routing, telemetry=telemetry)
         self.view = FleetView(self.fleet, self.ledger)

@@ -12,16 +12,19 @@ from textwrap import shorten
 
 from phaseroute.v1 import inference_pb2 as pb
 from router_service.backend import State
-from router_service.decision import Candidate, Choice, Decision, Exclusion, RoutingRequest
-from router_service.eligibility import eligible, within_context
+from router_service.candidacy import Candidacy, Look
+from router_service.decision import Candidate, Choice, Decision, Exclusion, Price, RoutingRequest
+from router_service.experience import Experience
 from router_service.fleet import Fleet
 from router_service.ledger import Lease, Ledger
 from router_service.policies.base import Policy
+from router_service.policies.predictive import Objective
 from router_service.policies.registry import make_policy
-from router_service.probe import Answer, ProbeReport, probe
-from router_service.prompt_size import PromptSize, prompt_size
-from router_service.pruning import worth_asking
+from router_service.probe import Answer, probe
+from router_service.prompt_size import prompt_size
+from router_service.recent_prefixes import key_of
 from router_service.tracing import route_attributes
+from router_service.wide import WIDE, PrefixKeys, Wide
 from service_kit.faults import Unavailable
 from service_kit.requests import GenerateSpec, Prompt
 from service_kit.telemetry import Telemetry
@@ -52,6 +55,8 @@ class Routing:
         policy: str,
         probe_timeout_s: float,
         telemetry: Telemetry,
+        objective: Objective | None = None,
+        experience: Experience | None = None,
         rng: random.Random | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -59,10 +64,14 @@ class Routing:
         self._fleet = fleet
         self._ledger = ledger
         self._policy = policy
+        self._objective = objective or Objective()
+        self._experience = experience or Experience(objective=self._objective)
         self._probe_timeout_s = probe_timeout_s
         self._telemetry = telemetry
         self._rng = rng or random.Random()
         self._clock = clock
+        self._wide = Wide(fleet.backends.keys(), ledger, self._rng)
+        self._candidacy = Candidacy(fleet, self._experience, self._wide, clock=clock)
         self._make_policy("")
 
     async def decide(
@@ -80,43 +89,65 @@ class Routing:
         `InvalidRequest` or `UnknownName` for requests that no state of the fleet could satisfy, and the backends' own
         refusal when each of them finds the prompt invalid. That nobody can take the request is a decision too.
         """
-        failed = failed or {}
-        request = RoutingRequest.of(spec)
-        policy = self._make_policy(spec.routing.policy)
+        look = Look(
+            self._make_policy(spec.routing.policy),
+            RoutingRequest.of(spec, deadline_s=time_left_s),
+            prompt_size(spec.prompt),
+            key_of(spec.prompt) if self._wide_fleet else (),
+            failed or {},
+        )
         with self._telemetry.span("route") as span:
-            size = prompt_size(spec.prompt)
             probe_from_s = self._clock()
-            asked = self._worth_asking(policy, request, size, failed)
+            asked = self._candidacy.worth_asking(look)
             report = await probe(
                 [self._fleet.backends[candidate.name] for candidate in asked],
                 prompt,
-                size,
+                look.size,
                 timeout_s=self._probe_time_s(time_left_s),
                 telemetry=self._telemetry,
             )
             # From here to the booking nothing is awaited: the next decision sees this one's booking.
             choose_from_s = self._clock()
-            candidates, exclusions = self._candidates(request, report, failed)
-            choice = policy(request, candidates) if candidates else Choice("", {}, "No backend can take this request")
-            if not choice.selected:
-                choice = replace(choice, reason=_with_exclusions(choice.reason, exclusions))
+            found = self._candidacy.after(look, report, asked)
+            candidates, request = found.candidates, look.request
+            if candidates:
+                request = self._experience.expecting(request, candidates[0].prompt_tokens)
+                choice = look.policy(request, candidates)
+            else:
+                choice = Choice("", {}, "No backend can take this request")
+            if not choice.selected and found.exclusions:
+                choice = replace(choice, reason=_with_exclusions(choice.reason, found.exclusions))
             chosen = next((candidate for candidate in candidates if candidate.name == choice.selected), None)
-            lease = self._book(chosen, spec) if book and chosen else None
+            lease = self._book(chosen, spec, choice, look.keys) if book and chosen else None
             decision = Decision(
                 id=str(uuid.uuid4()),
                 time=datetime.datetime.now(datetime.UTC),
-                policy=policy.name,
+                policy=look.policy.name,
                 request=request,
                 candidates=candidates,
-                exclusions=exclusions,
+                exclusions=found.exclusions,
+                not_shortlisted=found.not_shortlisted,
                 choice=choice,
                 probe_s=choose_from_s - probe_from_s,
                 choose_s=self._clock() - choose_from_s,
-                attempt=len(failed) + 1,
+                attempt=len(look.failed) + 1,
             )
             if span.is_recording():
                 span.set_attributes(route_attributes(decision))
         return Routed(decision, lease)
+
+    def release(self, lease: Lease, answered: pb.Finished | None) -> None:
+        """An attempt is over; `answered` is its last message, None when there was none. What it taught is kept."""
+        self._ledger.release(lease)
+        self._experience.over(lease)
+        if answered is not None:
+            self._experience.answered(
+                lease,
+                prompt_tokens=answered.usage.prompt_tokens,
+                generated_tokens=answered.usage.generated_tokens,
+                ended=answered.finish_reason != pb.FINISH_REASON_LENGTH,
+            )
+        self._fleet.changes.publish(None)
 
     async def best_prefix(self, prompt: pb.Prompt, parsed: Prompt, *, time_left_s: float | None) -> Answer:
         """The largest reusable prefix of any serving backend that is not left out; what a router answers to CacheProbe.
@@ -141,8 +172,12 @@ class Routing:
             raise next(iter(report.refusals.values()))
         raise Unavailable("No backend answered the question for its prefix; try again later.")
 
+    @property
+    def _wide_fleet(self) -> bool:
+        return len(self._fleet.backends) > WIDE
+
     def _make_policy(self, name: str) -> Policy:
-        return make_policy(name or self._policy, self._fleet.backends.keys(), self._rng)
+        return make_policy(name or self._policy, self._fleet.backends.keys(), self._rng, self._objective)
 
     def _probe_time_s(self, time_left_s: float | None) -> float:
         if time_left_s is None:
@@ -150,40 +185,7 @@ class Routing:
         # A router that is probed has to probe its own backends within that.
         return min(self._probe_timeout_s, time_left_s / 4)
 
-    def _worth_asking(
-        self, policy: Policy, request: RoutingRequest, size: PromptSize, failed: Mapping[str, str]
-    ) -> Sequence[Candidate]:
-        split = eligible(self._fleet.backends, request, failed)
-        candidates: Sequence[Candidate] = [
-            self._fleet.candidate(name, snapshot, size.guess_tokens) for name, snapshot in split.snapshots.items()
-        ]
-        candidates, _ = within_context(
-            candidates, request, prompt_tokens=size.at_least_tokens, context_tokens=split.context_tokens
-        )
-        return worth_asking(policy, request, candidates, size.at_most_tokens)
-
-    def _candidates(
-        self, request: RoutingRequest, report: ProbeReport, failed: Mapping[str, str]
-    ) -> tuple[Sequence[Candidate], Sequence[Exclusion]]:
-        """Candidates on the newest Status and bookings, with what the probes told."""
-        split = eligible(self._fleet.backends, request, failed)
-        refused = [name for name in split.snapshots if name in report.refusals]
-        if refused and len(refused) == len(split.snapshots) and not failed:
-            raise report.refusals[refused[0]]
-        candidates, too_small = within_context(
-            [
-                report.fill(self._fleet.candidate(name, snapshot, report.size.guess_tokens))
-                for name, snapshot in split.snapshots.items()
-                if name not in report.refusals
-            ],
-            request,
-            prompt_tokens=report.counted_tokens or report.size.at_least_tokens,
-            context_tokens=split.context_tokens,
-        )
-        refusals = [Exclusion(name, f"refuses the prompt: {report.refusals[name]}") for name in refused]
-        return candidates, [*split.exclusions, *refusals, *too_small]
-
-    def _book(self, chosen: Candidate, spec: GenerateSpec) -> Lease:
+    def _book(self, chosen: Candidate, spec: GenerateSpec, choice: Choice, keys: PrefixKeys) -> Lease:
         snapshot = self._fleet.backends[chosen.name].snapshot
         lease = self._ledger.book(
             chosen.name,
@@ -193,7 +195,13 @@ class Routing:
             max_new_tokens=spec.max_new_tokens,
             priority=spec.priority,
             origin=spec.attempt_id,
+            now_s=self._clock(),
+            workload=spec.workload,
+            ignore_eos=spec.ignore_eos,
         )
+        self._experience.booked(lease, choice.prices.get(chosen.name, Price()))
+        if self._wide_fleet:
+            self._wide.booked(lease, keys)
         self._fleet.changes.publish(None)
         return lease
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping
+from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from router_service.exploration import ExplorationLimits
+from router_service.policies.predictive import Objective
 from router_service.policies.registry import make_policy
 from service_kit.faults import InvalidRequest
 from service_kit.settings import Settings
@@ -22,7 +25,27 @@ class RouterSettings(Settings, env_prefix="PHASEROUTE_ROUTER_", cli_prog_name="p
     backend: list[str] = Field(description="name=target of one backend, such as gpu=10.0.0.5:50061; repeat for each")
     policy: str = Field(
         "two_phase",
-        description="For requests that name none: two_phase, round_robin, least_loaded or forced:<backend>",
+        description="For requests that name none: predictive, predictive_own (its own finish only), two_phase, "
+        "round_robin, least_loaded or forced:<backend>",
+    )
+    output_lengths: Literal["history", "ratio", "budget"] = Field(
+        "history",
+        description="How long predictive takes answers to become: as long as those of their kind did, a share of "
+        "max_new_tokens that falls while answers end early, or all of it",
+    )
+    batch_weight: float = Field(
+        1.0, ge=0, le=1, description="What a second of a batch request counts beside one of an interactive request"
+    )
+    others_weight: float = Field(
+        1.0, ge=0, le=10, description="What the delay of other requests counts beside a request's own time; 0: nothing"
+    )
+    explore_after_s: float = Field(
+        600.0,
+        gt=0,
+        description="A backend whose step model is older gets one request that has time to spare, to measure it anew",
+    )
+    explore_requests: int = Field(
+        3, ge=0, le=100, description="Requests with time to spare for a backend that has no measured rates; 0: none"
     )
     probe_timeout_s: float = Field(
         0.05, gt=0, le=10, description="Longest wait for the backends' word on what they have of a prompt"
@@ -33,6 +56,15 @@ class RouterSettings(Settings, env_prefix="PHASEROUTE_ROUTER_", cli_prog_name="p
     status_silence_s: float = Field(
         5.0, gt=0, description="A backend that says nothing for so long gets no work; a healthy one speaks every second"
     )
+
+    @property
+    def objective(self) -> Objective:
+        """What the predictive policy minimises."""
+        return Objective(
+            others_weight=self.others_weight,
+            batch_weight=self.batch_weight,
+            exploration=ExplorationLimits(per_incarnation=self.explore_requests, old_after_s=self.explore_after_s),
+        )
 
     @property
     def targets(self) -> Mapping[str, str]:

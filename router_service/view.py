@@ -90,6 +90,9 @@ class FleetView:
                 remaining_prefill_tokens=lease.prefill_tokens,
                 remaining_decode_tokens=lease.max_new_tokens,
                 priority=lease.priority.value,
+                workload=lease.workload,
+                ignore_eos=lease.ignore_eos,
+                prompt_tokens=lease.prompt_tokens,
             )
 
 

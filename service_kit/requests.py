@@ -100,6 +100,8 @@ class RoutingHints:
     excluded: frozenset[str] = frozenset()
     precision: str = ""
     """How a backend must hold the weights; empty: in any way."""
+    ttft_slo_s: float | None = None
+    """Longest acceptable time to the first token; None: any."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,7 @@ def parse_generate(request: pb.GenerateRequest) -> GenerateSpec:
             backend=_label("routing.backend", request.routing.backend),
             excluded=frozenset(_label("routing.excluded_backends", name) for name in request.routing.excluded_backends),
             precision=_label("routing.precision", request.routing.precision),
+            ttft_slo_s=_ttft_slo(request.routing),
         ),
         attempt_id=_label("attempt.id", attempt.id) if attempt else "",
         reusable_tokens=attempt.reusable_tokens if attempt and attempt.HasField("reusable_tokens") else None,
@@ -220,6 +223,16 @@ def _stop(strings: Sequence[str]) -> tuple[str, ...]:
         if len(string.encode()) > MAX_STOP_BYTES:
             raise InvalidRequest(f"stop[{index}]", f"is longer than {MAX_STOP_BYTES} bytes; shorten it")
     return tuple(strings)
+
+
+def _ttft_slo(routing: pb.RoutingHints) -> float | None:
+    if not routing.HasField("ttft_slo_s"):
+        return None
+    if not 0 < routing.ttft_slo_s < math.inf:
+        raise InvalidRequest(
+            "routing.ttft_slo_s", f"is {routing.ttft_slo_s:g}; give seconds above 0, or leave it out for any"
+        )
+    return routing.ttft_slo_s
 
 
 def _label(field: str, value: str) -> str:

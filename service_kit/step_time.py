@@ -77,22 +77,18 @@ class StepModel:
         return low_s + (high_s - low_s) * (rows - low) / (high - low)
 
 
-def prefill_budget(
-    model: StepModel | None, *, step_tokens: int, target_s: float | None, decode: StepShape, mean_context: float
-) -> int:
-    """Prompt tokens for a step beside its decode rows: what `step_tokens` leaves, and what the time allows; 1 at least.
+def prefill_budget(model: StepModel, room_tokens: int, target_s: float, decode_s: float, mean_context: float) -> int:
+    """Prompt tokens for a step beside its decode rows: `room_tokens`, and what the time allows; 1 at least.
 
-    A prompt token costs more the longer the context before it, so the budget shrinks as a long prompt proceeds;
-    `mean_context` is over the requests in prefill. Prompts have at least half of the target time, however long the
-    decode rows take: else a large batch would starve them.
+    `decode_s` is what the step would take without prompts. A prompt token costs more the longer the context before it,
+    so the budget shrinks as a long prompt proceeds; `mean_context` is over the requests in prefill. Prompts have at
+    least half of the target time, however long the decode rows take: else a large batch would starve them.
     """
-    budget = step_tokens - decode.tokens
-    if model is not None and target_s is not None:
-        token_s = model.per_token_s + model.per_attended_s * mean_context
-        if token_s > 0:
-            left_s = max(target_s - model.seconds(decode), LEAST_PREFILL_SHARE * target_s)
-            budget = min(budget, int(left_s / token_s))
-    return max(1, budget)
+    token_s = model.per_token_s + model.per_attended_s * mean_context
+    if token_s > 0:
+        left_s = max(target_s - decode_s, LEAST_PREFILL_SHARE * target_s)
+        room_tokens = min(room_tokens, int(left_s / token_s))
+    return max(1, room_tokens)
 
 
 def fair_shares(wanted: Sequence[int], budget: int) -> list[int]:

@@ -17,6 +17,10 @@ class Policy(Protocol):
         """As a request or the configuration names it."""
 
     @property
+    def forecasts(self) -> bool:
+        """It wants candidates with `load`."""
+
+    @property
     def prices_reuse(self) -> bool:
         """The lowest `score_s` wins, and a score never falls when the tokens to prefill grow. Then a candidate whose
         best case loses to another's worst case need not be probed."""

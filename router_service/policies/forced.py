@@ -14,6 +14,7 @@ class Forced:
     """`forced:<backend>`. Every candidate is priced as two_phase would, for the record; the prices decide nothing."""
 
     backend: str
+    forecasts: bool = False
     prices_reuse: bool = False
 
     @property

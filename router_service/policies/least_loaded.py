@@ -16,6 +16,7 @@ class LeastLoaded:
 
     rng: random.Random
     name: str = "least_loaded"
+    forecasts: bool = False
     prices_reuse: bool = False
 
     def __call__(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Choice:

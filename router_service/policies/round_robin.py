@@ -19,6 +19,7 @@ class RoundRobin:
 
     rng: random.Random
     name: str = "round_robin"
+    forecasts: bool = False
     prices_reuse: bool = False
 
     def __call__(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Choice:

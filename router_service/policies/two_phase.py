@@ -22,7 +22,12 @@ def price(request: RoutingRequest, candidate: Candidate) -> Price:
     decode_s = candidate.decode_tokens(request.max_new_tokens) / candidate.rates.decode_tokens_per_s
     own_decode_s = request.max_new_tokens / candidate.rates.decode_tokens_per_s
     score_s = prefill_s + decode_s
-    return Price(score_s=score_s, predicted_ttft_s=score_s - own_decode_s, predicted_finish_s=score_s)
+    return Price(
+        score_s=score_s,
+        predicted_ttft_s=score_s - own_decode_s,
+        predicted_finish_s=score_s,
+        priced_by="two_phase",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,7 @@ class TwoPhase:
 
     rng: random.Random
     name: str = "two_phase"
+    forecasts: bool = False
     prices_reuse: bool = True
 
     def __call__(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Choice:

@@ -47,6 +47,9 @@ class GenerateOptions(TypedDict, total=False):
     """Never send it to these."""
     precision: str
     """Send it only to backends that hold their weights so, such as "q4_1"; `status().model.precision` says how."""
+    ttft_slo_s: float
+    """Longest acceptable time to the first token, in seconds. A router that forecasts refuses the request at once with
+    RESOURCE_EXHAUSTED when no backend would keep it; a timeout is treated likewise."""
 
 
 _SAMPLING = frozenset(field.name for field in pb.Sampling.DESCRIPTOR.fields)

@@ -54,6 +54,8 @@ class Routing:
     predicted_finish_s: float | None
     actual_ttft_s: float
     actual_finish_s: float
+    predicted_new_tokens: float | None = None
+    """What the forecast took the answer to come to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,4 +159,5 @@ def _routing(wire: pb.RoutingRecord) -> Routing:
         predicted_finish_s=wire.predicted_finish_s if wire.HasField("predicted_finish_s") else None,
         actual_ttft_s=wire.actual_ttft_s,
         actual_finish_s=wire.actual_finish_s,
+        predicted_new_tokens=wire.predicted_new_tokens if wire.HasField("predicted_new_tokens") else None,
     )

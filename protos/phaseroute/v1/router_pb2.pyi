@@ -50,7 +50,7 @@ class RouteResponse(_message.Message):
     def __init__(self, decision: _Optional[_Union[Decision, _Mapping]] = ...) -> None: ...
 
 class Decision(_message.Message):
-    __slots__ = ("id", "time", "policy", "max_new_tokens", "workload", "candidates", "selected", "reason", "probe_s", "choose_s", "attempt")
+    __slots__ = ("id", "time", "policy", "max_new_tokens", "workload", "candidates", "selected", "reason", "probe_s", "choose_s", "attempt", "not_shortlisted")
     ID_FIELD_NUMBER: _ClassVar[int]
     TIME_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
@@ -62,6 +62,7 @@ class Decision(_message.Message):
     PROBE_S_FIELD_NUMBER: _ClassVar[int]
     CHOOSE_S_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
+    NOT_SHORTLISTED_FIELD_NUMBER: _ClassVar[int]
     id: str
     time: _timestamp_pb2.Timestamp
     policy: str
@@ -73,7 +74,8 @@ class Decision(_message.Message):
     probe_s: float
     choose_s: float
     attempt: int
-    def __init__(self, id: _Optional[str] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., policy: _Optional[str] = ..., max_new_tokens: _Optional[int] = ..., workload: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., selected: _Optional[str] = ..., reason: _Optional[str] = ..., probe_s: _Optional[float] = ..., choose_s: _Optional[float] = ..., attempt: _Optional[int] = ...) -> None: ...
+    not_shortlisted: int
+    def __init__(self, id: _Optional[str] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., policy: _Optional[str] = ..., max_new_tokens: _Optional[int] = ..., workload: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., selected: _Optional[str] = ..., reason: _Optional[str] = ..., probe_s: _Optional[float] = ..., choose_s: _Optional[float] = ..., attempt: _Optional[int] = ..., not_shortlisted: _Optional[int] = ...) -> None: ...
 
 class Candidate(_message.Message):
     __slots__ = ("backend", "excluded", "active", "queued", "prompt_tokens", "prompt_tokens_estimated", "reusable_tokens", "probe", "prefill_tokens", "decode_tokens", "isolated_rates", "score_s", "predicted_ttft_s", "status_age_s", "precision", "predicted_finish_s", "priced_by", "unfit", "forecast")
@@ -118,46 +120,50 @@ class Candidate(_message.Message):
     def __init__(self, backend: _Optional[str] = ..., excluded: _Optional[str] = ..., active: _Optional[int] = ..., queued: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., prompt_tokens_estimated: _Optional[bool] = ..., reusable_tokens: _Optional[int] = ..., probe: _Optional[_Union[ProbeOutcome, str]] = ..., prefill_tokens: _Optional[int] = ..., decode_tokens: _Optional[int] = ..., isolated_rates: _Optional[_Union[_inference_pb2.IsolatedRates, _Mapping]] = ..., score_s: _Optional[float] = ..., predicted_ttft_s: _Optional[float] = ..., status_age_s: _Optional[float] = ..., precision: _Optional[str] = ..., predicted_finish_s: _Optional[float] = ..., priced_by: _Optional[str] = ..., unfit: _Optional[str] = ..., forecast: _Optional[_Union[Forecast, _Mapping]] = ...) -> None: ...
 
 class Forecast(_message.Message):
-    __slots__ = ("expected_new_tokens", "delay_of_others_s", "step_model", "step_rules", "max_active", "elapsed_s", "free_kv_tokens", "padded_kv", "active", "prefill_tokens", "decode_tokens", "context_tokens", "weights", "joined_s", "due_s", "kv_tokens", "own_due_s", "own_weight", "others_weight")
+    __slots__ = ("expected_new_tokens", "delay_of_others_s", "step_model", "step_rules", "max_active", "elapsed_s", "running_s", "free_kv_tokens", "padded_kv", "active", "prefill_tokens", "decode_tokens", "context_tokens", "kv_tokens", "weights", "joined_s", "due_s", "own_kv_tokens", "own_due_s", "own_weight", "others_weight")
     EXPECTED_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DELAY_OF_OTHERS_S_FIELD_NUMBER: _ClassVar[int]
     STEP_MODEL_FIELD_NUMBER: _ClassVar[int]
     STEP_RULES_FIELD_NUMBER: _ClassVar[int]
     MAX_ACTIVE_FIELD_NUMBER: _ClassVar[int]
     ELAPSED_S_FIELD_NUMBER: _ClassVar[int]
+    RUNNING_S_FIELD_NUMBER: _ClassVar[int]
     FREE_KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
     PADDED_KV_FIELD_NUMBER: _ClassVar[int]
     ACTIVE_FIELD_NUMBER: _ClassVar[int]
     PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DECODE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
     WEIGHTS_FIELD_NUMBER: _ClassVar[int]
     JOINED_S_FIELD_NUMBER: _ClassVar[int]
     DUE_S_FIELD_NUMBER: _ClassVar[int]
-    KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    OWN_KV_TOKENS_FIELD_NUMBER: _ClassVar[int]
     OWN_DUE_S_FIELD_NUMBER: _ClassVar[int]
     OWN_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     OTHERS_WEIGHT_FIELD_NUMBER: _ClassVar[int]
-    expected_new_tokens: float
+    expected_new_tokens: int
     delay_of_others_s: float
     step_model: _inference_pb2.StepModel
     step_rules: _inference_pb2.StepRules
     max_active: int
     elapsed_s: float
+    running_s: float
     free_kv_tokens: int
     padded_kv: bool
     active: int
     prefill_tokens: _containers.RepeatedScalarFieldContainer[int]
     decode_tokens: _containers.RepeatedScalarFieldContainer[int]
     context_tokens: _containers.RepeatedScalarFieldContainer[int]
+    kv_tokens: _containers.RepeatedScalarFieldContainer[int]
     weights: _containers.RepeatedScalarFieldContainer[float]
     joined_s: _containers.RepeatedScalarFieldContainer[float]
     due_s: _containers.RepeatedScalarFieldContainer[float]
-    kv_tokens: _containers.RepeatedScalarFieldContainer[int]
+    own_kv_tokens: int
     own_due_s: float
     own_weight: float
     others_weight: float
-    def __init__(self, expected_new_tokens: _Optional[float] = ..., delay_of_others_s: _Optional[float] = ..., step_model: _Optional[_Union[_inference_pb2.StepModel, _Mapping]] = ..., step_rules: _Optional[_Union[_inference_pb2.StepRules, _Mapping]] = ..., max_active: _Optional[int] = ..., elapsed_s: _Optional[float] = ..., free_kv_tokens: _Optional[int] = ..., padded_kv: _Optional[bool] = ..., active: _Optional[int] = ..., prefill_tokens: _Optional[_Iterable[int]] = ..., decode_tokens: _Optional[_Iterable[int]] = ..., context_tokens: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[float]] = ..., joined_s: _Optional[_Iterable[float]] = ..., due_s: _Optional[_Iterable[float]] = ..., kv_tokens: _Optional[_Iterable[int]] = ..., own_due_s: _Optional[float] = ..., own_weight: _Optional[float] = ..., others_weight: _Optional[float] = ...) -> None: ...
+    def __init__(self, expected_new_tokens: _Optional[int] = ..., delay_of_others_s: _Optional[float] = ..., step_model: _Optional[_Union[_inference_pb2.StepModel, _Mapping]] = ..., step_rules: _Optional[_Union[_inference_pb2.StepRules, _Mapping]] = ..., max_active: _Optional[int] = ..., elapsed_s: _Optional[float] = ..., running_s: _Optional[float] = ..., free_kv_tokens: _Optional[int] = ..., padded_kv: _Optional[bool] = ..., active: _Optional[int] = ..., prefill_tokens: _Optional[_Iterable[int]] = ..., decode_tokens: _Optional[_Iterable[int]] = ..., context_tokens: _Optional[_Iterable[int]] = ..., kv_tokens: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[float]] = ..., joined_s: _Optional[_Iterable[float]] = ..., due_s: _Optional[_Iterable[float]] = ..., own_kv_tokens: _Optional[int] = ..., own_due_s: _Optional[float] = ..., own_weight: _Optional[float] = ..., others_weight: _Optional[float] = ...) -> None: ...
 
 class ListBackendsRequest(_message.Message):
     __slots__ = ()

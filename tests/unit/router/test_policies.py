@@ -144,7 +144,9 @@ def test_registry_makes_each_policy_by_its_own_name(name):
 
 
 def test_registry_lists_what_there_is():
-    with pytest.raises(InvalidRequest, match="least_loaded, round_robin, two_phase, forced:<backend>"):
+    with pytest.raises(
+        InvalidRequest, match="least_loaded, predictive, predictive_own, round_robin, two_phase, forced:<backend>"
+    ):
         make_policy("fastest", {"cpu"}, rng())
     with pytest.raises(InvalidRequest, match="'forced:tpu' names no backend here; there are cpu, gpu"):
         make_policy("forced:tpu", {"gpu", "cpu"}, rng())

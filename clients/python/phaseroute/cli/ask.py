@@ -32,6 +32,10 @@ Precision = Annotated[
     str | None, typer.Option(help="Only backends that hold their weights so; `phaseroute backends` shows how.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
+FirstToken = Annotated[
+    float | None,
+    typer.Option("--ttft-slo", metavar="SECONDS", help="Refuse it if its first token is forecast to come later."),
+]
 TimeLimit = Annotated[float | None, typer.Option("--timeout", metavar="SECONDS", help="Give up after this long.")]
 
 DECISION_WAIT_S = 2.0
@@ -60,6 +64,7 @@ def generate(
     policy: Policy = None,
     backend: Backend = None,
     precision: Precision = None,
+    ttft_slo_s: FirstToken = None,
     timeout_s: TimeLimit = None,
     explain: Annotated[
         bool, typer.Option("--explain", help="Then show the candidates, the decision and how its forecast turned out.")
@@ -71,7 +76,7 @@ def generate(
         max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, seed=seed,
         repetition_penalty=repetition_penalty, frequency_penalty=frequency_penalty, presence_penalty=presence_penalty,
         stop=stop or None, ignore_eos=ignore_eos or None, priority=priority, workload=workload, policy=policy,
-        backend=backend, precision=precision,
+        backend=backend, precision=precision, ttft_slo_s=ttft_slo_s,
     )  # fmt: skip
     with Client(target) as client:
         decisions = client.watch_decisions() if explain else None
@@ -95,11 +100,14 @@ def route(
     policy: Policy = None,
     backend: Backend = None,
     precision: Precision = None,
+    ttft_slo_s: FirstToken = None,
     timeout_s: TimeLimit = None,
     as_json: AsJson = False,
 ) -> None:
     """Show where the router would send PROMPT, and why. Sends nothing."""
-    options = _given(max_new_tokens=max_new_tokens, policy=policy, backend=backend, precision=precision)
+    options = _given(
+        max_new_tokens=max_new_tokens, policy=policy, backend=backend, precision=precision, ttft_slo_s=ttft_slo_s
+    )
     with Client(target) as client:
         decision = client.route(_prompt(prompt, chat), timeout_s=timeout_s, **options)
     if as_json:

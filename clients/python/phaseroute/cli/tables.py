@@ -46,6 +46,7 @@ def candidate_table(*, labelled: bool) -> Table:
         "remaining prefill tokens",
         "remaining decode budget",
         "reusable prefix",
+        "finish (s)",
         "score (s)",
         "selected",
         left=("backend", "selected"),
@@ -63,15 +64,16 @@ def add_candidates(table: Table, decision: router_pb2.Decision, label: str | Non
 
 def _candidate_cells(candidate: router_pb2.Candidate, chosen: bool) -> list[str]:
     if candidate.excluded:
-        return [*["-"] * 6, "excluded"]
+        return [*["-"] * 7, "excluded"]
     return [
         str(candidate.active),
         str(candidate.queued),
         ("~" if candidate.prompt_tokens_estimated else "") + str(candidate.prefill_tokens),
         str(candidate.decode_tokens),
         "-" if candidate.probe in _PROBE_NOTES else str(candidate.reusable_tokens),
+        f"{candidate.predicted_finish_s:.3f}" if candidate.HasField("predicted_finish_s") else "-",
         f"{candidate.score_s:.3f}" if candidate.HasField("score_s") else "-",
-        "yes" if chosen else "",
+        "yes" if chosen else "late" if candidate.unfit else "",
     ]
 
 
@@ -92,6 +94,8 @@ def decision_text(decision: router_pb2.Decision) -> str:
             lines.append(f"{candidate.backend} is excluded: {candidate.excluded}")
         elif candidate.probe in _PROBE_NOTES:
             lines.append(f"{candidate.backend} {_PROBE_NOTES[candidate.probe]}")
+        if candidate.unfit:
+            lines.append(f"{candidate.backend} is left out: {candidate.unfit}")
     precisions = {each.backend: each.precision for each in decision.candidates if not each.excluded}
     if len(set(precisions.values())) > 1:
         lines.append(f"weights are held differently: {_precisions(precisions)}")

@@ -1,0 +1,103 @@
+"""Who is a candidate for a request: before anybody was asked for a prefix, and after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from router_service.decision import Candidate, Exclusion, RoutingRequest
+from router_service.eligibility import eligible, within_context
+from router_service.experience import Experience
+from router_service.fleet import Fleet
+from router_service.policies.base import Policy
+from router_service.probe import ProbeReport
+from router_service.prompt_size import PromptSize
+from router_service.pruning import worth_asking
+from router_service.snapshot import Snapshot
+from router_service.wide import PrefixKeys, Wide
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What is looked at for one request, from the question for prefixes to the choice."""
+
+    policy: Policy
+    request: RoutingRequest
+    size: PromptSize
+    keys: PrefixKeys
+    failed: Mapping[str, str]
+    """Why earlier attempts ended, by backend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Candidacies:
+    """A fleet, split for one request."""
+
+    candidates: Sequence[Candidate]
+    exclusions: Sequence[Exclusion]
+    not_shortlisted: int
+    """Eligible backends of a wide fleet that were not looked at any closer."""
+
+
+class Candidacy:
+    """Looks at a fleet for one request after the other."""
+
+    def __init__(self, fleet: Fleet, experience: Experience, wide: Wide, *, clock: Callable[[], float]) -> None:
+        self._fleet = fleet
+        self._experience = experience
+        self._wide = wide
+        self._clock = clock
+
+    def worth_asking(self, look: Look) -> Sequence[Candidate]:
+        """Whom to ask for the prefix."""
+        split = eligible(self._fleet.backends, look.request, look.failed)
+        candidates: Sequence[Candidate] = [
+            self._fleet.candidate(name, split.snapshots[name], look.size.guess_tokens)
+            for name in self._shortlist(look, split.snapshots)
+        ]
+        candidates, _ = within_context(
+            candidates, look.request, prompt_tokens=look.size.at_least_tokens, context_tokens=split.context_tokens
+        )
+        return worth_asking(look.policy, look.request, candidates, look.size.at_most_tokens)
+
+    def after(self, look: Look, report: ProbeReport, asked: Sequence[Candidate]) -> Candidacies:
+        """Candidates on the newest Status and bookings, with what the probes told. Raises a backend's refusal when
+        each of them finds the prompt invalid."""
+        split = eligible(self._fleet.backends, look.request, look.failed)
+        names = list(split.snapshots)
+        if len(names) > len(asked):
+            shortlist = set(self._shortlist(look, split.snapshots)) | {candidate.name for candidate in asked}
+            names = [name for name in names if name in shortlist]
+        refused = [name for name in names if name in report.refusals]
+        if refused and len(refused) == len(names) and not look.failed:
+            raise report.refusals[refused[0]]
+        candidates, too_small = within_context(
+            [
+                report.fill(self._candidate(look, name, split.snapshots[name]))
+                for name in names
+                if name not in report.refusals
+            ],
+            look.request,
+            prompt_tokens=report.counted_tokens or look.size.at_least_tokens,
+            context_tokens=split.context_tokens,
+        )
+        refusals = [Exclusion(name, f"refuses the prompt: {report.refusals[name]}") for name in refused]
+        exclusions = [*split.exclusions, *refusals, *too_small]
+        return Candidacies(candidates, exclusions, len(split.snapshots) - len(names))
+
+    def _shortlist(self, look: Look, snapshots: Mapping[str, Snapshot]) -> Sequence[str]:
+        return self._wide.narrow(
+            snapshots,
+            lambda name: self._fleet.backends[name].received_at_s,
+            keys=look.keys,
+            prompt_tokens=look.size.guess_tokens,
+            new_tokens=look.request.new_tokens,
+            now_s=self._clock(),
+        )
+
+    def _candidate(self, look: Look, name: str, snapshot: Snapshot) -> Candidate:
+        guess_tokens = look.size.guess_tokens
+        if not look.policy.forecasts:
+            return self._fleet.candidate(name, snapshot, guess_tokens)
+        candidate = self._fleet.candidate(name, snapshot, guess_tokens, books=self._experience.loads)
+        return self._experience.marked(candidate, snapshot, self._clock())

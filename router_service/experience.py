@@ -1,0 +1,56 @@
+"""What earlier requests taught a router: how long answers become, and which backends had to be measured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from router_service.decision import Candidate, Price, RoutingRequest
+from router_service.exploration import Exploration
+from router_service.ledger import Lease
+from router_service.lengths import LengthEstimator, LengthOutcome, LengthQuery, make_lengths
+from router_service.loads import Loads
+from router_service.policies.predictive import EXPLORATION, Objective
+from router_service.snapshot import Snapshot
+
+
+class Experience:
+    """Grows with every request. Times are passed in; no clock of its own. Lost with the process."""
+
+    def __init__(self, lengths: LengthEstimator | None = None, objective: Objective | None = None) -> None:
+        objective = objective or Objective()
+        self.lengths = lengths or make_lengths("history")
+        self.loads = Loads(self.lengths, batch_weight=objective.batch_weight)
+        self._exploration = Exploration(objective.exploration)
+
+    def expecting(self, request: RoutingRequest, prompt_tokens: int) -> RoutingRequest:
+        """With what its answer is taken to come to."""
+        query = LengthQuery(request.workload, prompt_tokens, request.max_new_tokens, ignore_eos=request.ignore_eos)
+        return replace(request, expected_new_tokens=self.lengths.expected(query))
+
+    def marked(self, candidate: Candidate, snapshot: Snapshot, now_s: float) -> Candidate:
+        """With the reason to measure it, if there is one."""
+        pace = snapshot.pace
+        why = self._exploration.wanted(
+            candidate.name,
+            snapshot.incarnation,
+            priced=candidate.load is not None or candidate.rates is not None,
+            model_age_s=None if pace is None else pace.model_age_s + candidate.status_age_s,
+            now_s=now_s,
+        )
+        return replace(candidate, unmeasured=why) if why else candidate
+
+    def booked(self, lease: Lease, price: Price) -> None:
+        """A request was sent somewhere."""
+        if price.priced_by == EXPLORATION:
+            self._exploration.begin(lease.backend, lease.incarnation, lease.attempt_id, lease.booked_s)
+
+    def over(self, lease: Lease) -> None:
+        """It is over, however it ended."""
+        self._exploration.end(lease.attempt_id)
+
+    def answered(self, lease: Lease, *, prompt_tokens: int, generated_tokens: int, ended: bool) -> None:
+        """It was answered in full. `ended`: by the model or a stop string, not by max_new_tokens."""
+        if not lease.ignore_eos:
+            self.lengths.observe(
+                LengthOutcome(lease.workload, prompt_tokens, lease.max_new_tokens, generated_tokens, ended)
+            )

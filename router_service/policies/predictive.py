@@ -1,0 +1,172 @@
+"""Where everything finishes soonest: each candidate's schedule is played forward with the request and without it."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from router_service.decision import Candidate, Choice, Price, RoutingRequest
+from router_service.exploration import ExplorationLimits, has_slack
+from router_service.forecast import Job, Load, forecast
+from router_service.policies.base import lowest
+from router_service.policies.least_loaded import LeastLoaded
+from router_service.policies.two_phase import price as two_phase_price
+from router_service.worst_case import worst_case_tokens
+
+FORECAST = "forecast"
+EXPLORATION = "exploration"
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """What the predictive policy minimises."""
+
+    others_weight: float = 1.0
+    """Of the delay that a request puts on others, beside its own finish time. 0: only its own counts."""
+    batch_weight: float = 1.0
+    """Of the finish time of a request with priority batch; an interactive one weighs 1."""
+    exploration: ExplorationLimits = field(default_factory=ExplorationLimits)
+
+
+def own_job(request: RoutingRequest, candidate: Candidate, load: Load, weight: float) -> Job:
+    """The request as it would stand in the candidate's line, from now on."""
+    prefill_tokens = max(1, candidate.prompt_tokens - candidate.reusable_tokens)
+    return Job(
+        prefill_tokens=prefill_tokens,
+        decode_tokens=math.ceil(request.new_tokens),
+        context_tokens=candidate.reusable_tokens,
+        kv_tokens=worst_case_tokens(
+            candidate.prompt_tokens, candidate.reusable_tokens, request.max_new_tokens, padded=load.padded_kv
+        ),
+        weight=weight,
+        joined_s=load.elapsed_s,
+        due_s=load.line.due_s(load.elapsed_s, prefill_tokens, batch=request.batch),
+    )
+
+
+def price(request: RoutingRequest, candidate: Candidate, objective: Objective) -> Price:
+    """score = weight * own finish + others_weight * (how much later the others finish, by their weights)
+
+    Without a step model to play with, own finish and first token are two_phase's, and what the others lose is unknown;
+    without rates there is no price.
+    """
+    weight = objective.batch_weight if request.batch else 1.0
+    if candidate.load is None:
+        priced = two_phase_price(request, candidate)
+        if priced.score_s is None:
+            return priced
+        priced = replace(priced, score_s=weight * priced.score_s)
+    else:
+        own = own_job(request, candidate, candidate.load, weight)
+        seen = forecast(candidate.load, own)
+        priced = Price(
+            score_s=weight * seen.finish_s + objective.others_weight * seen.delay_of_others_s,
+            predicted_ttft_s=seen.ttft_s,
+            predicted_finish_s=seen.finish_s,
+            priced_by=FORECAST,
+            delay_of_others_s=seen.delay_of_others_s,
+            others_weight=objective.others_weight,
+            own=own,
+        )
+    return replace(priced, unfit=_unfit(request, priced))
+
+
+def _unfit(request: RoutingRequest, priced: Price) -> str:
+    slo_s, deadline_s = request.hints.ttft_slo_s, request.deadline_s
+    if slo_s is not None and priced.predicted_ttft_s is not None and priced.predicted_ttft_s > slo_s:
+        return f"its first token would come after {priced.predicted_ttft_s:.3g} s, not within {slo_s:.3g} s"
+    if deadline_s is not None and priced.predicted_finish_s is not None and priced.predicted_finish_s > deadline_s:
+        return f"it would finish after {priced.predicted_finish_s:.3g} s, past the deadline in {deadline_s:.3g} s"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class Predictive:
+    """Lowest score wins. Candidates that would miss the request's deadline or time to first token are left out, and
+    when all would, none is chosen. One without a price is taken when no other is there, or to measure it, by a request
+    that has time to spare."""
+
+    rng: random.Random
+    objective: Objective = field(default_factory=Objective)
+    name: str = "predictive"
+    forecasts: bool = True
+    prices_reuse: bool = False
+    """It does price reuse, but to price twice in order to save a probe costs more than the probe."""
+
+    def __call__(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Choice:
+        """Choose by score, by requests when nobody has one."""
+        prices = {candidate.name: price(request, candidate, self.objective) for candidate in candidates}
+        fit = {name: p.score_s for name, p in prices.items() if p.score_s is not None and not p.unfit}
+        explored = self._to_explore(request, candidates, prices, fit)
+        if explored is not None:
+            prices[explored.name] = replace(prices[explored.name], priced_by=EXPLORATION)
+            return Choice(explored.name, prices, f"{explored.name} is to be measured: {explored.unmeasured}")
+        if fit:
+            selected, tied = lowest(fit, self.rng)
+            return Choice(selected, prices, _reason(selected, tied, prices, fit))
+        if any(p.unfit for p in prices.values()):
+            return _refusal(prices)
+        fallback = LeastLoaded(self.rng)(request, candidates)
+        return replace(
+            fallback, prices=prices, reason=f"no candidate has measured rates to price it by; {fallback.reason}"
+        )
+
+    def _to_explore(
+        self,
+        request: RoutingRequest,
+        candidates: Sequence[Candidate],
+        prices: Mapping[str, Price],
+        fit: Mapping[str, float],
+    ) -> Candidate | None:
+        wanted = [candidate for candidate in candidates if candidate.unmeasured]
+        if not wanted or request.hints.ttft_slo_s is not None:
+            return None
+        finishes_s = [finish for name in fit if (finish := prices[name].predicted_finish_s) is not None]
+        best_s = min(finishes_s, default=None)
+        able = [
+            candidate
+            for candidate in wanted
+            if has_slack(
+                batch=request.batch,
+                deadline_s=request.deadline_s,
+                best_finish_s=best_s,
+                finish_there_s=prices[candidate.name].predicted_finish_s,
+                limits=self.objective.exploration,
+            )
+        ]
+        return self.rng.choice(able) if able else None
+
+
+def _refusal(prices: Mapping[str, Price]) -> Choice:
+    finishes_s = {name: p.predicted_finish_s for name, p in prices.items() if p.predicted_finish_s is not None}
+    first = min(finishes_s, key=finishes_s.__getitem__)
+    return Choice(
+        "",
+        prices,
+        f"No backend can answer in time: even {first}, which would finish first, is too late: {prices[first].unfit}",
+        retry_after_s=finishes_s[first],
+    )
+
+
+def _reason(selected: str, tied: list[str], prices: Mapping[str, Price], fit: Mapping[str, float]) -> str:
+    chosen = prices[selected]
+    others = {name: score for name, score in fit.items() if name not in tied}
+    told = f"{chosen.predicted_finish_s:.3f} s"
+    if chosen.delay_of_others_s > 0:
+        told += f" and {chosen.delay_of_others_s:.3f} s later for others"
+    if len(tied) > 1:
+        sentence = f"{' and '.join(tied)} tie at {fit[selected]:.3f} s; {selected} was drawn at random"
+    elif others:
+        second = min(others, key=others.__getitem__)
+        sentence = f"{selected} costs least: finish in {told}; {second} would cost {others[second]:.3f} s"
+    else:
+        sentence = f"{selected} is the only candidate that can be priced: finish in {told}"
+    late = sorted(name for name, p in prices.items() if p.unfit)
+    if late:
+        sentence += f"; too late: {', '.join(late)}"
+    crude = sorted(name for name, p in prices.items() if p.priced_by == "two_phase")
+    if crude:
+        sentence += f"; without a step model, priced as two_phase does: {', '.join(crude)}"
+    return sentence
