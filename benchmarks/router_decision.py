@@ -153,7 +153,7 @@ async def in_process(decisions: int) -> dict[str, float]:
         fleet.backends[name].stub = AnsweringStub()
     routing = Routing(fleet, ledger, policy="two_phase", probe_timeout_s=0.05, telemetry=Telemetry())
     spec = parse_generate(REQUEST)
-    log = _logger()
+    log = logger()
 
     async def decide() -> Decision:
         routed = await routing.decide(REQUEST.prompt, spec, book=True)
@@ -178,10 +178,11 @@ async def in_process(decisions: int) -> dict[str, float]:
     }
 
 
-def _logger() -> Callable[[Decision], None]:
+def logger() -> Callable[[Decision], None]:
+    """Writes a decision's log line to memory."""
     configure_logs("json", stream=io.StringIO())
-    logger = structlog.get_logger("benchmark")
-    return lambda decision: logger.info("decision", **decision.log_fields())
+    log = structlog.get_logger("benchmark")
+    return lambda decision: log.info("decision", **decision.log_fields())
 
 
 async def over_grpc(decisions: int) -> dict[str, float]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
 
 from router_service.forecast import Job, Line, Load
 from router_service.ledger import Lease
@@ -65,16 +64,12 @@ class Loads:
     def _standing(self, name: str, snapshot: Snapshot) -> tuple[tuple[Job, ...], tuple[Job, ...]]:
         known = self._known.get(name)
         if known is None or known[0] is not snapshot or known[1] != self.lengths.version:
-            active = tuple(self._job(item) for item in snapshot.standing if item.active)
-            waiting = tuple(
-                replace(self._job(item), due_s=snapshot.running_s + item.due_in_s)
-                for item in snapshot.standing
-                if not item.active
-            )
+            jobs = tuple(self._job(item, snapshot.running_s) for item in snapshot.standing)
+            active, waiting = jobs[: snapshot.active], jobs[snapshot.active :]
             known = self._known[name] = (snapshot, self.lengths.version, active, waiting)
         return known[2], known[3]
 
-    def _job(self, item: Standing) -> Job:
+    def _job(self, item: Standing, running_s: float) -> Job:
         query = LengthQuery(
             item.workload,
             item.prompt_tokens,
@@ -88,6 +83,7 @@ class Loads:
             context_tokens=item.context_tokens,
             kv_tokens=item.kv_tokens,
             weight=self.weight(batch=item.batch),
+            due_s=running_s + item.due_in_s,
         )
 
     def _booked(self, lease: Lease, snapshot: Snapshot, line: Line, joined_s: float) -> Job:
