@@ -23,5 +23,7 @@ LENGTH_POLICIES: dict[str, Callable[[], LengthEstimator]] = {
 def make_lengths(name: str) -> LengthEstimator:
     """An estimator that has seen nothing yet. Raises `InvalidRequest` that lists what there is."""
     if name not in LENGTH_POLICIES:
-        raise InvalidRequest("lengths", f"{name!r} is no way to estimate them; use one of {', '.join(LENGTH_POLICIES)}")
+        raise InvalidRequest(
+            "output_lengths", f"{name!r} is no way to estimate them; use one of {', '.join(LENGTH_POLICIES)}"
+        )
     return LENGTH_POLICIES[name]()

@@ -42,7 +42,7 @@ class Ratio:
         """Step down, or jump up."""
         tokens, budget = outcome.length_tokens, max(1, min(outcome.max_new_tokens, MAX_BUDGET_TOKENS))
         if tokens > self.ratio * budget:
-            ratio = min(1.0, max(self.ratio, (tokens + MARGIN_TOKENS) / budget))
+            ratio = min(1.0, (tokens + MARGIN_TOKENS) / budget)
         else:
             ratio = max(LOWEST_RATIO, self.ratio - tokens * (INITIAL_RATIO - LOWEST_RATIO) / DECAY_STEPS)
         if ratio != self.ratio:

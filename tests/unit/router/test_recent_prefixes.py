@@ -56,9 +56,12 @@ def test_prompts_are_alike_as_far_as_their_bytes_are():
     assert alike(TextPrompt("a" * 1023 + "b"), TextPrompt("a" * 1024)) == 1
 
 
-def test_letters_of_several_bytes_are_cut_where_the_bytes_end():
-    assert len(key_of(TextPrompt("ü" * 128))) == 1
-    assert alike(TextPrompt("a" + "ü" * 200), TextPrompt("a" + "ü" * 127 + "b" * 200)) == 1
+def test_a_beginning_may_end_within_a_letter():
+    umlauts = TextPrompt("a" + "\u00fc" * 200)
+
+    assert len(key_of(TextPrompt("\u00fc" * 128))) == 1
+    assert alike(umlauts, TextPrompt("a" + "\u00fc" * 127 + "\u00e9" * 200)) == 1  # they have the first byte in common
+    assert alike(umlauts, TextPrompt("a" + "\u00fc" * 127 + "b" * 200)) == 0
 
 
 def test_a_longer_conversation_begins_like_the_shorter_one():
@@ -73,6 +76,7 @@ def test_a_chat_that_is_split_up_otherwise_or_by_others_is_another():
 
     assert alike(chat("a" + text, text), chat("a", text + text)) == 0
     assert alike(ChatPrompt((ChatTurn("user", text),)), ChatPrompt((ChatTurn("system", text),))) == 0
+    assert alike(ChatPrompt((ChatTurn("user", text),)), ChatPrompt((ChatTurn("use", "r" + text),))) == 0
 
 
 def test_the_same_text_in_another_form_is_another_prompt():
@@ -85,11 +89,12 @@ def test_all_turns_count_up_to_the_longest_beginning():
 
     assert len(key_of(chat(*turns))) == len(BEGINNINGS_TOKENS)
     assert alike(chat(*turns), chat(*turns[:-1], "other")) == len(BEGINNINGS_TOKENS)
-    assert alike(chat(*turns), chat(*turns[:100], "other", *turns[101:])) == 3
+    assert alike(chat(*turns), chat(*turns[:100], "sword" * 10, *turns[101:])) == 3
+    assert alike(chat("a" * 100, "b" * 500), chat("c" * 100, "b" * 500)) == 0
 
 
 @given(st.lists(st.text(max_size=300), min_size=1, max_size=8))
-def test_the_pieces_in_which_a_chat_comes_do_not_matter_for_its_beginnings(contents):
+def test_a_chat_has_the_beginnings_that_its_turns_together_are_long_enough_for(contents):
     keys = key_of(chat(*contents))
     size = sum(len(turn.role.encode()) + len(turn.content.encode()) + 2 for turn in chat(*contents).turns)
 
@@ -120,6 +125,14 @@ def test_among_equals_the_latest_comes_first():
     assert recent.likely(keys, 5) == ["a", "b"]
 
 
+def test_a_backend_that_got_a_beginning_often_takes_nobody_elses_place():
+    recent = RecentPrefixes()
+    for backend in ("b", *["a"] * 10):
+        recent.note([b"key"], backend)
+
+    assert recent.likely([b"key"], 5) == ["a", "b"]
+
+
 def test_a_beginning_knows_the_latest_backends_only():
     recent = RecentPrefixes()
     for number in range(BACKENDS_PER_KEY + 2):
@@ -132,9 +145,10 @@ def test_the_beginning_that_was_not_noted_for_longest_is_forgotten():
     recent = RecentPrefixes()
     recent.note([b"old"], "a")
     recent.note([b"kept"], "a")
-    for number in range(MAX_KEYS - 1):
-        recent.note([b"kept"], "a")
-        recent.likely([b"old"], 1)
+    for number in range(MAX_KEYS):
+        if number == MAX_KEYS - 2:
+            recent.note([b"kept"], "a")
+            recent.likely([b"old"], 1)
         recent.note([str(number).encode()], "a")
 
     assert len(recent) == MAX_KEYS

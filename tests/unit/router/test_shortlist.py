@@ -137,18 +137,24 @@ def test_a_removed_backend_is_no_candidate_until_it_is_set_again():
     assert picked(shortlist, 1) == ["a"]
 
 
-@pytest.mark.parametrize("nonsense", [math.nan, math.inf, -math.inf, -1.0, 1e300])
+@pytest.mark.parametrize("nonsense", [math.nan, math.inf, -math.inf, -1e300, 1e300])
 @pytest.mark.parametrize("field", ["backlog_s", "prefill_token_s", "decode_token_s", "at_s"])
 def test_a_backend_with_nonsense_for_times_does_not_win(field, nonsense):
-    if field == "at_s" and nonsense == -1.0:
-        nonsense = -math.inf  # a clock may start anywhere
+    sane = {"backlog_s": 0.0, "at_s": 0.0, "prefill_token_s": 0.001, "decode_token_s": 0.01}
     shortlist = fleet(1.0, 100.0)
-    shortlist.set(
-        "a", **{"backlog_s": 0.0, "at_s": 0.0, "prefill_token_s": 0.001, "decode_token_s": 0.01, field: nonsense}
-    )
+    shortlist.set("a", **{**sane, field: nonsense})
 
     assert picked(shortlist, 2) == ["b"]
     assert picked(shortlist, 2, always=["a"]) == ["b", "a"]
+
+
+@pytest.mark.parametrize("field", ["backlog_s", "prefill_token_s", "decode_token_s"])
+def test_a_time_below_zero_is_no_price(field):
+    sane = {"backlog_s": 0.0, "at_s": -5.0, "prefill_token_s": 0.001, "decode_token_s": 0.01}
+    shortlist = fleet(1.0, 100.0)
+    shortlist.set("a", **{**sane, field: -1e-9})
+
+    assert picked(shortlist, 1) == ["b"]
 
 
 @pytest.mark.parametrize("nonsense", [math.nan, math.inf, -5.0])
@@ -182,15 +188,18 @@ def test_always_adds_the_first_ones_and_no_more_than_asked_for():
     assert picked(shortlist, 2, always=["e", "e", "d", "c"])[2:] == ["e", "d"]
 
 
-@pytest.mark.parametrize("method", ["remove", "book", "set"])
-def test_a_name_that_was_not_given_is_an_error(method):
-    times = {"backlog_s": 0.0, "at_s": 0.0, "prefill_token_s": 0.0, "decode_token_s": 0.0}
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda fleet: fleet.remove("nobody"),
+        lambda fleet: fleet.book("nobody", 1.0),
+        lambda fleet: fleet.set("nobody", backlog_s=0.0, at_s=0.0, prefill_token_s=0.0, decode_token_s=0.0),
+    ],
+    ids=["remove", "book", "set"],
+)
+def test_a_name_that_was_not_given_is_an_error(call):
     with pytest.raises(KeyError, match="nobody"):
-        {
-            "remove": lambda: fleet(0.0).remove("nobody"),
-            "book": lambda: fleet(0.0).book("nobody", 1.0),
-            "set": lambda: fleet(0.0).set("nobody", **times),
-        }[method]()
+        call(fleet(0.0))
 
 
 def test_names_must_differ():
