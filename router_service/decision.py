@@ -132,8 +132,10 @@ class Price:
     """Why it is not chosen whatever its score, such as a deadline that it would miss."""
     delay_of_others_s: float = 0.0
     """Part of the score: how much later others finish, by weight."""
-    others_weight: float = 1.0
-    """With which that part counts."""
+    delay_of_last_s: float = 0.0
+    """Likewise: how much later the last request of all finishes."""
+    weights: tuple[float, float, float] = (1.0, 0.0, 0.0)
+    """score_s = these times its own finish, `delay_of_others_s` and `delay_of_last_s`."""
     own: Job | None = None
     """The request as it was put into the candidate's books, where they were played forward."""
 
@@ -236,7 +238,8 @@ class Decision:
                 candidate.load,
                 price.own,
                 delay_of_others_s=price.delay_of_others_s,
-                others_weight=price.others_weight,
+                delay_of_last_s=price.delay_of_last_s,
+                weights=price.weights,
             ),
         )
         if candidate.rates is not None:

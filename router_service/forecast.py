@@ -98,6 +98,10 @@ class Forecast:
     finish_s: float
     delay_of_others_s: float
     """Summed over them by weight: how much later they finish. Rarely negative: another batch may suit them better."""
+    last_s: float = 0.0
+    """When the last one there finishes, this one included;"""
+    last_without_s: float = 0.0
+    """and without it."""
 
 
 def forecast(load: Load, own: Job) -> Forecast:
@@ -116,6 +120,8 @@ def forecast(load: Load, own: Job) -> Forecast:
         ttft_s=max(0.0, with_own.own_first_s - load.elapsed_s),
         finish_s=max(0.0, with_own.own_finish_s - load.elapsed_s),
         delay_of_others_s=others_s - without.weighted_finish_s,
+        last_s=max(0.0, with_own.now_s - load.elapsed_s),
+        last_without_s=max(0.0, without.now_s - load.elapsed_s),
     )
 
 

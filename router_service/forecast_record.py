@@ -8,7 +8,9 @@ from router_service.forecast import Forecast, Job, Load, forecast
 from service_kit.step_time import StepModel
 
 
-def forecast_to_proto(load: Load, own: Job, *, delay_of_others_s: float, others_weight: float) -> router_pb2.Forecast:
+def forecast_to_proto(
+    load: Load, own: Job, *, delay_of_others_s: float, delay_of_last_s: float, weights: tuple[float, float, float]
+) -> router_pb2.Forecast:
     """Everything that `replay` needs."""
     model, jobs = load.model, load.jobs
     rules = pb.StepRules(step_tokens=load.step_tokens, promote_batch_after_s=load.line.promote_batch_after_s)
@@ -43,7 +45,9 @@ def forecast_to_proto(load: Load, own: Job, *, delay_of_others_s: float, others_
         own_kv_tokens=own.kv_tokens,
         own_due_s=own.due_s,
         own_weight=own.weight,
-        others_weight=others_weight,
+        others_weight=weights[1],
+        delay_of_last_s=delay_of_last_s,
+        latest_weight=weights[2],
     )
 
 

@@ -39,6 +39,9 @@ class RouterSettings(Settings, env_prefix="PHASEROUTE_ROUTER_", cli_prog_name="p
     others_weight: float = Field(
         1.0, ge=0, le=10, description="What the delay of other requests counts beside a request's own time; 0: nothing"
     )
+    latest_weight: float = Field(
+        0.25, ge=0, le=10, description="What it counts that the last request of all finishes later; 0: nothing"
+    )
     explore_after_s: float = Field(
         600.0,
         gt=0,
@@ -62,6 +65,7 @@ class RouterSettings(Settings, env_prefix="PHASEROUTE_ROUTER_", cli_prog_name="p
         """What the predictive policy minimises."""
         return Objective(
             others_weight=self.others_weight,
+            latest_weight=self.latest_weight,
             batch_weight=self.batch_weight,
             exploration=ExplorationLimits(per_incarnation=self.explore_requests, old_after_s=self.explore_after_s),
         )

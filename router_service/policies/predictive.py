@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from router_service.decision import Candidate, Choice, Price, RoutingRequest
 from router_service.exploration import ExplorationLimits, has_slack
-from router_service.forecast import Job, Load, forecast
+from router_service.forecast import Forecast, Job, Load, forecast
 from router_service.policies.base import lowest
 from router_service.policies.least_loaded import LeastLoaded
 from router_service.policies.two_phase import price as two_phase_price
@@ -25,6 +25,9 @@ class Objective:
 
     others_weight: float = 1.0
     """Of the delay that a request puts on others, beside its own finish time. 0: only its own counts."""
+    latest_weight: float = 0.25
+    """Of how much later the last request of all, on any backend, finishes. Sums alone are almost indifferent to who
+    works last, so that one backend may go on for a while when all others are done."""
     batch_weight: float = 1.0
     """Of the finish time of a request with priority batch; an interactive one weighs 1."""
     exploration: ExplorationLimits = field(default_factory=ExplorationLimits)
@@ -46,31 +49,44 @@ def own_job(request: RoutingRequest, candidate: Candidate, load: Load, weight: f
     )
 
 
-def price(request: RoutingRequest, candidate: Candidate, objective: Objective) -> Price:
+def prices(request: RoutingRequest, candidates: Sequence[Candidate], objective: Objective) -> dict[str, Price]:
     """score = weight * own finish + others_weight * (how much later the others finish, by their weights)
+    + latest_weight * (how much later the last request of all finishes)
 
     Without a step model to play with, own finish and first token are two_phase's, and what the others lose is unknown;
     without rates there is no price.
     """
     weight = objective.batch_weight if request.batch else 1.0
-    if candidate.load is None:
-        priced = two_phase_price(request, candidate)
-        if priced.score_s is None:
-            return priced
-        priced = replace(priced, score_s=weight * priced.score_s)
-    else:
-        own = own_job(request, candidate, candidate.load, weight)
-        seen = forecast(candidate.load, own)
-        priced = Price(
-            score_s=weight * seen.finish_s + objective.others_weight * seen.delay_of_others_s,
-            predicted_ttft_s=seen.ttft_s,
-            predicted_finish_s=seen.finish_s,
-            priced_by=FORECAST,
-            delay_of_others_s=seen.delay_of_others_s,
-            others_weight=objective.others_weight,
-            own=own,
-        )
-    return replace(priced, unfit=_unfit(request, priced))
+    jobs = {c.name: own_job(request, c, c.load, weight) for c in candidates if c.load is not None}
+    seen = {c.name: forecast(c.load, jobs[c.name]) for c in candidates if c.load is not None}
+    latest_s = max((each.last_without_s for each in seen.values()), default=0.0)
+    priced = {}
+    for candidate in candidates:
+        name = candidate.name
+        if name in seen:
+            price = _price(jobs[name], seen[name], latest_s, objective)
+        else:
+            price = two_phase_price(request, candidate)
+            if price.score_s is not None:
+                price = replace(price, score_s=weight * price.score_s)
+        priced[name] = replace(price, unfit=_unfit(request, price))
+    return priced
+
+
+def _price(own: Job, seen: Forecast, latest_s: float, objective: Objective) -> Price:
+    later_s = max(0.0, seen.last_s - latest_s)
+    return Price(
+        score_s=own.weight * seen.finish_s
+        + objective.others_weight * seen.delay_of_others_s
+        + objective.latest_weight * later_s,
+        predicted_ttft_s=seen.ttft_s,
+        predicted_finish_s=seen.finish_s,
+        priced_by=FORECAST,
+        delay_of_others_s=seen.delay_of_others_s,
+        delay_of_last_s=later_s,
+        weights=(own.weight, objective.others_weight, objective.latest_weight),
+        own=own,
+    )
 
 
 def _unfit(request: RoutingRequest, priced: Price) -> str:
@@ -97,33 +113,33 @@ class Predictive:
 
     def __call__(self, request: RoutingRequest, candidates: Sequence[Candidate]) -> Choice:
         """Choose by score, by requests when nobody has one."""
-        prices = {candidate.name: price(request, candidate, self.objective) for candidate in candidates}
-        fit = {name: p.score_s for name, p in prices.items() if p.score_s is not None and not p.unfit}
-        explored = self._to_explore(request, candidates, prices, fit)
+        priced = prices(request, candidates, self.objective)
+        fit = {name: p.score_s for name, p in priced.items() if p.score_s is not None and not p.unfit}
+        explored = self._to_explore(request, candidates, priced, fit)
         if explored is not None:
-            prices[explored.name] = replace(prices[explored.name], priced_by=EXPLORATION)
-            return Choice(explored.name, prices, f"{explored.name} is to be measured: {explored.unmeasured}")
+            priced[explored.name] = replace(priced[explored.name], priced_by=EXPLORATION)
+            return Choice(explored.name, priced, f"{explored.name} is to be measured: {explored.unmeasured}")
         if fit:
             selected, tied = lowest(fit, self.rng)
-            return Choice(selected, prices, _reason(selected, tied, prices, fit))
-        if any(p.unfit for p in prices.values()):
-            return _refusal(prices)
+            return Choice(selected, priced, _reason(selected, tied, priced, fit))
+        if any(p.unfit for p in priced.values()):
+            return _refusal(priced)
         fallback = LeastLoaded(self.rng)(request, candidates)
         return replace(
-            fallback, prices=prices, reason=f"no candidate has measured rates to price it by; {fallback.reason}"
+            fallback, prices=priced, reason=f"no candidate has measured rates to price it by; {fallback.reason}"
         )
 
     def _to_explore(
         self,
         request: RoutingRequest,
         candidates: Sequence[Candidate],
-        prices: Mapping[str, Price],
+        priced: Mapping[str, Price],
         fit: Mapping[str, float],
     ) -> Candidate | None:
         wanted = [candidate for candidate in candidates if candidate.unmeasured]
         if not wanted or request.hints.ttft_slo_s is not None:
             return None
-        finishes_s = [finish for name in fit if (finish := prices[name].predicted_finish_s) is not None]
+        finishes_s = [finish for name in fit if (finish := priced[name].predicted_finish_s) is not None]
         best_s = min(finishes_s, default=None)
         able = [
             candidate
@@ -132,7 +148,7 @@ class Predictive:
                 batch=request.batch,
                 deadline_s=request.deadline_s,
                 best_finish_s=best_s,
-                finish_there_s=prices[candidate.name].predicted_finish_s,
+                finish_there_s=priced[candidate.name].predicted_finish_s,
                 limits=self.objective.exploration,
             )
         ]

@@ -16,7 +16,9 @@ from service_kit.faults import InvalidRequest
 
 POLICIES: dict[str, Callable[[random.Random, Objective], Policy]] = {
     "predictive": Predictive,
-    "predictive_own": lambda rng, objective: Predictive(rng, replace(objective, others_weight=0.0), "predictive_own"),
+    "predictive_own": lambda rng, objective: Predictive(
+        rng, replace(objective, others_weight=0.0, latest_weight=0.0), "predictive_own"
+    ),
     "two_phase": lambda rng, _: TwoPhase(rng),
     "round_robin": lambda rng, _: RoundRobin(rng),
     "least_loaded": lambda rng, _: LeastLoaded(rng),

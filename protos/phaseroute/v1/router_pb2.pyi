@@ -120,7 +120,7 @@ class Candidate(_message.Message):
     def __init__(self, backend: _Optional[str] = ..., excluded: _Optional[str] = ..., active: _Optional[int] = ..., queued: _Optional[int] = ..., prompt_tokens: _Optional[int] = ..., prompt_tokens_estimated: _Optional[bool] = ..., reusable_tokens: _Optional[int] = ..., probe: _Optional[_Union[ProbeOutcome, str]] = ..., prefill_tokens: _Optional[int] = ..., decode_tokens: _Optional[int] = ..., isolated_rates: _Optional[_Union[_inference_pb2.IsolatedRates, _Mapping]] = ..., score_s: _Optional[float] = ..., predicted_ttft_s: _Optional[float] = ..., status_age_s: _Optional[float] = ..., precision: _Optional[str] = ..., predicted_finish_s: _Optional[float] = ..., priced_by: _Optional[str] = ..., unfit: _Optional[str] = ..., forecast: _Optional[_Union[Forecast, _Mapping]] = ...) -> None: ...
 
 class Forecast(_message.Message):
-    __slots__ = ("expected_new_tokens", "delay_of_others_s", "step_model", "step_rules", "max_active", "elapsed_s", "running_s", "free_kv_tokens", "padded_kv", "active", "prefill_tokens", "decode_tokens", "context_tokens", "kv_tokens", "weights", "joined_s", "due_s", "own_kv_tokens", "own_due_s", "own_weight", "others_weight")
+    __slots__ = ("expected_new_tokens", "delay_of_others_s", "step_model", "step_rules", "max_active", "elapsed_s", "running_s", "free_kv_tokens", "padded_kv", "active", "prefill_tokens", "decode_tokens", "context_tokens", "kv_tokens", "weights", "joined_s", "due_s", "own_kv_tokens", "own_due_s", "own_weight", "others_weight", "latest_weight", "delay_of_last_s")
     EXPECTED_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DELAY_OF_OTHERS_S_FIELD_NUMBER: _ClassVar[int]
     STEP_MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -142,6 +142,8 @@ class Forecast(_message.Message):
     OWN_DUE_S_FIELD_NUMBER: _ClassVar[int]
     OWN_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     OTHERS_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    LATEST_WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    DELAY_OF_LAST_S_FIELD_NUMBER: _ClassVar[int]
     expected_new_tokens: int
     delay_of_others_s: float
     step_model: _inference_pb2.StepModel
@@ -163,7 +165,9 @@ class Forecast(_message.Message):
     own_due_s: float
     own_weight: float
     others_weight: float
-    def __init__(self, expected_new_tokens: _Optional[int] = ..., delay_of_others_s: _Optional[float] = ..., step_model: _Optional[_Union[_inference_pb2.StepModel, _Mapping]] = ..., step_rules: _Optional[_Union[_inference_pb2.StepRules, _Mapping]] = ..., max_active: _Optional[int] = ..., elapsed_s: _Optional[float] = ..., running_s: _Optional[float] = ..., free_kv_tokens: _Optional[int] = ..., padded_kv: _Optional[bool] = ..., active: _Optional[int] = ..., prefill_tokens: _Optional[_Iterable[int]] = ..., decode_tokens: _Optional[_Iterable[int]] = ..., context_tokens: _Optional[_Iterable[int]] = ..., kv_tokens: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[float]] = ..., joined_s: _Optional[_Iterable[float]] = ..., due_s: _Optional[_Iterable[float]] = ..., own_kv_tokens: _Optional[int] = ..., own_due_s: _Optional[float] = ..., own_weight: _Optional[float] = ..., others_weight: _Optional[float] = ...) -> None: ...
+    latest_weight: float
+    delay_of_last_s: float
+    def __init__(self, expected_new_tokens: _Optional[int] = ..., delay_of_others_s: _Optional[float] = ..., step_model: _Optional[_Union[_inference_pb2.StepModel, _Mapping]] = ..., step_rules: _Optional[_Union[_inference_pb2.StepRules, _Mapping]] = ..., max_active: _Optional[int] = ..., elapsed_s: _Optional[float] = ..., running_s: _Optional[float] = ..., free_kv_tokens: _Optional[int] = ..., padded_kv: _Optional[bool] = ..., active: _Optional[int] = ..., prefill_tokens: _Optional[_Iterable[int]] = ..., decode_tokens: _Optional[_Iterable[int]] = ..., context_tokens: _Optional[_Iterable[int]] = ..., kv_tokens: _Optional[_Iterable[int]] = ..., weights: _Optional[_Iterable[float]] = ..., joined_s: _Optional[_Iterable[float]] = ..., due_s: _Optional[_Iterable[float]] = ..., own_kv_tokens: _Optional[int] = ..., own_due_s: _Optional[float] = ..., own_weight: _Optional[float] = ..., others_weight: _Optional[float] = ..., latest_weight: _Optional[float] = ..., delay_of_last_s: _Optional[float] = ...) -> None: ...
 
 class ListBackendsRequest(_message.Message):
     __slots__ = ()

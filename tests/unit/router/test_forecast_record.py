@@ -53,14 +53,18 @@ def test_scores_follow_from_the_record(seed):
     ]
     choice = Predictive(random.Random(0), objective)(request, candidates)
     wire = router_pb2.Decision.FromString(decision(request, candidates, choice).to_proto().SerializeToString())
-    scores = {}
+    scores, latest_s = {}, max(replay(recorded).last_without_s for recorded in wire.candidates)
     for recorded in wire.candidates:
         assert recorded.priced_by == "forecast"
         again = replay(recorded)
         assert again.finish_s == recorded.predicted_finish_s
         assert again.ttft_s == recorded.predicted_ttft_s
-        weights = recorded.forecast.own_weight, recorded.forecast.others_weight
-        scores[recorded.backend] = weights[0] * again.finish_s + weights[1] * again.delay_of_others_s
+        weights = recorded.forecast
+        scores[recorded.backend] = (
+            weights.own_weight * again.finish_s
+            + weights.others_weight * again.delay_of_others_s
+            + weights.latest_weight * max(0.0, again.last_s - latest_s)
+        )
         assert scores[recorded.backend] == pytest.approx(recorded.score_s, abs=1e-12)
     assert wire.selected == min(scores, key=scores.__getitem__)
 

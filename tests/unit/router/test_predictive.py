@@ -41,7 +41,7 @@ def warm(name: str, load: Load | None, **changes):
 
 
 def choose(request: RoutingRequest, *candidates, **objective):
-    return Predictive(rng(), Objective(**objective))(request, candidates)
+    return Predictive(rng(), Objective(**{"latest_weight": 0.0, **objective}))(request, candidates)
 
 
 def test_an_idle_fleet_gives_a_request_to_the_fastest_backend():
@@ -65,6 +65,18 @@ def test_a_request_goes_where_it_delays_others_least_although_it_would_finish_so
     assert fast.predicted_finish_s < together.prices["slow"].predicted_finish_s
     assert fast.score_s == pytest.approx(fast.predicted_finish_s + fast.delay_of_others_s)
     assert alone.prices["fast"].score_s == fast.predicted_finish_s
+
+
+def test_of_two_that_cost_about_the_same_the_one_that_is_done_before_the_others_are_is_chosen():
+    # A step takes as long for two as for one: nobody is delayed, and the long ones end last in any case.
+    even = StepModel(0.01, 1e-6, 0.0, 0.0, 100, 0.0)
+    candidates = (warm("free", books(even)), warm("beside", books(even, 400), reusable_tokens=495))
+    request = RoutingRequest(200)
+    assert choose(request, *candidates).selected == "free"
+    assert choose(request, *candidates, latest_weight=0.25).selected == "free"
+    last = choose(RoutingRequest(500), *candidates, latest_weight=0.25).prices
+    assert last["free"].delay_of_last_s == pytest.approx(500 * 0.01 - 400 * 0.01, abs=0.02)
+    assert last["free"].score_s == pytest.approx(last["free"].predicted_finish_s + 0.25 * last["free"].delay_of_last_s)
 
 
 def test_a_batch_request_counts_by_its_weight():
