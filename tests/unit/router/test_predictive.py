@@ -67,7 +67,7 @@ def test_a_request_goes_where_it_delays_others_least_although_it_would_finish_so
     assert alone.prices["fast"].score_s == fast.predicted_finish_s
 
 
-def test_of_two_that_cost_about_the_same_the_one_that_is_done_before_the_others_are_is_chosen():
+def test_it_counts_a_little_that_the_last_request_of_all_finishes_later():
     # A step takes as long for two as for one: nobody is delayed, and the long ones end last in any case.
     even = StepModel(0.01, 1e-6, 0.0, 0.0, 100, 0.0)
     candidates = (warm("free", books(even)), warm("beside", books(even, 400), reusable_tokens=495))
