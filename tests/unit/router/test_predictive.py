@@ -68,15 +68,13 @@ def test_a_request_goes_where_it_delays_others_least_although_it_would_finish_so
 
 
 def test_it_counts_a_little_that_the_last_request_of_all_finishes_later():
-    # A step takes as long for two as for one: nobody is delayed, and the long ones end last in any case.
     even = StepModel(0.01, 1e-6, 0.0, 0.0, 100, 0.0)
-    candidates = (warm("free", books(even)), warm("beside", books(even, 400), reusable_tokens=495))
-    request = RoutingRequest(200)
-    assert choose(request, *candidates).selected == "free"
-    assert choose(request, *candidates, latest_weight=0.25).selected == "free"
-    last = choose(RoutingRequest(500), *candidates, latest_weight=0.25).prices
-    assert last["free"].delay_of_last_s == pytest.approx(500 * 0.01 - 400 * 0.01, abs=0.02)
-    assert last["free"].score_s == pytest.approx(last["free"].predicted_finish_s + 0.25 * last["free"].delay_of_last_s)
+    candidates = (warm("free", books(even)), warm("busy", books(even, 400)))
+    price = choose(RoutingRequest(500), *candidates, latest_weight=0.25).prices["free"]
+    assert price.delay_of_last_s == pytest.approx(5.0 - 4.0, abs=0.02)
+    assert price.score_s == pytest.approx(price.predicted_finish_s + 0.25 * price.delay_of_last_s)
+    short = choose(RoutingRequest(300), *candidates, latest_weight=0.25).prices["free"]
+    assert short.delay_of_last_s == 0.0
 
 
 def test_a_batch_request_counts_by_its_weight():
