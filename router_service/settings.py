@@ -24,7 +24,7 @@ class RouterSettings(Settings, env_prefix="PHASEROUTE_ROUTER_", cli_prog_name="p
 
     backend: list[str] = Field(description="name=target of one backend, such as gpu=10.0.0.5:50061; repeat for each")
     policy: str = Field(
-        "two_phase",
+        "predictive",
         description="For requests that name none: predictive, predictive_own (its own finish only), two_phase, "
         "round_robin, least_loaded or forced:<backend>",
     )

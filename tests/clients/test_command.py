@@ -67,7 +67,7 @@ def test_a_dash_reads_the_prompt_from_standard_input(phaseroute):
 
 def test_explain_shows_the_table_then_the_outcome(phaseroute):
     out = phaseroute("generate", "echo a b", "--explain").stdout
-    text, table, reason, outcome = (out.index(part) for part in ("a b\n", "selected", "lowest score", "predicted"))
+    text, table, reason, outcome = (out.index(part) for part in ("a b\n", "chosen", "lowest score", "predicted"))
     assert text < table < reason < outcome
     assert "3.444" in out
     assert "496 of them reused" in out

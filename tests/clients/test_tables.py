@@ -7,8 +7,8 @@ from phaseroute.v1 import router_pb2
 from tests.clients.fake_service import decision, status
 
 COLUMNS = {
-    "backend", "active", "queued", "remaining", "prefill", "tokens", "decode", "budget", "reusable", "prefix", "score",
-    "(s)", "selected",
+    "backend", "active", "+queued", "prefill", "to", "do", "decode", "budget", "prefix", "there", "finish", "score",
+    "(s)", "chosen",
 }  # fmt: skip
 
 
@@ -29,9 +29,9 @@ def test_a_decision_has_every_column_and_fits(width: int):
     heading = text.split("───")[0]
     assert "…" not in text
     assert set(heading.split()) == COLUMNS
-    assert cells_of(text, "fast") == ["fast", "4", "3", "80", "1000", "496", "3.444"]
-    assert cells_of(text, "small") == ["small", "0", "0", "20", "128", "496", "3.118", "yes"]
-    assert cells_of(text, "old")[-1] == "excluded"
+    assert cells_of(text, "fast") == ["fast", "4", "+3", "80", "1000", "496", "-", "3.444"]
+    assert cells_of(text, "small") == ["small", "0", "+0", "20", "128", "496", "-", "3.118", "yes"]
+    assert cells_of(text, "old")[-1] == "out"
 
 
 def test_numbered_decisions_fit_too():
@@ -39,7 +39,7 @@ def test_numbered_decisions_fit_too():
     tables.add_candidates(table, decision("d", "small"), "8")
     text = text_of(table)
     assert "…" not in text
-    assert cells_of(text, "8") == ["8", "fast", "4", "3", "80", "1000", "496", "3.444"]
+    assert cells_of(text, "8") == ["8", "fast", "4", "+3", "80", "1000", "496", "-", "3.444"]
 
 
 def test_what_the_table_cannot_say_is_said_below_it():
@@ -50,8 +50,8 @@ def test_what_the_table_cannot_say_is_said_below_it():
     made.candidates[1].ClearField("score_s")
     made.attempt = 2
     text = text_of(tables.decision_table(made))
-    assert cells_of(text, "fast") == ["fast", "4", "3", "~80", "1000", "-", "3.444"]
-    assert cells_of(text, "small") == ["small", "0", "0", "20", "128", "-", "-", "yes"]
+    assert cells_of(text, "fast") == ["fast", "4", "+3", "~80", "1000", "-", "-", "3.444"]
+    assert cells_of(text, "small") == ["small", "0", "+0", "20", "128", "-", "-", "-", "yes"]
     below = tables.decision_text(made)
     assert "attempt 2" in below
     assert "fast was not asked" in below

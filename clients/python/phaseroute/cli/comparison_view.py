@@ -11,6 +11,8 @@ from phaseroute.cli.tables import plain_table
 from phaseroute.comparison import FORCED_PREFIX, Row, Spread
 from phaseroute.v1 import router_pb2
 
+ROUTED = ("two_phase", "predictive")
+"""Policies that price, from the simplest on."""
 ALIKE = 1.05
 """Times that differ by less than this factor are called the same."""
 
@@ -34,6 +36,7 @@ def table(rows: Sequence[Row]) -> RenderableType:
     )  # fmt: skip
     for column in shown.columns[:2]:
         column.no_wrap = True
+    routed = _routed_best(rows)
     for row in rows:
         figures = row.figures
         shown.add_row(
@@ -45,7 +48,7 @@ def table(rows: Sequence[Row]) -> RenderableType:
             middle(figures.get("inter_token_p95_s"), scale=1000),
             _ranged(figures["completion_s"]),
             _ranged(row.ratio),
-            style="bold green" if row.policy == "two_phase" else "",
+            style="bold green" if row is routed else "",
         )
     return shown
 
@@ -62,7 +65,7 @@ def three(value: float) -> str:
 
 
 def verdict(rows: Sequence[Row], backends: Sequence[router_pb2.BackendEntry]) -> str:
-    """Which backend is faster at what, and what two_phase made of it; plain words, a line each."""
+    """Which backend is faster at what, and what routing made of it; plain words, a line each."""
     alone = [
         f"{entry.status.isolated_rates.prefill_tokens_per_s:.0f} prompt tokens and "
         f"{entry.status.isolated_rates.decode_tokens_per_s:.0f} new tokens a second with {entry.name}"
@@ -92,12 +95,18 @@ def _faster(rows: Sequence[Row]) -> str:
 
 
 def _routed(rows: Sequence[Row]) -> str:
-    routed = next((row for row in rows if row.policy == "two_phase"), None)
+    routed = _routed_best(rows)
     if routed is None:
         return ""
     time = f" and took {routed.ratio.median:.2f} times as long as the best of them alone" if routed.ratio else ""
     shares = [f"{_count(counts)} to {name}" for name, counts in routed.sent.items()]
-    return f"; two_phase sent {' and '.join(shares)}{time}"
+    return f"; {routed.policy} sent {' and '.join(shares)}{time}"
+
+
+def _routed_best(rows: Sequence[Row]) -> Row | None:
+    """Under the policy that should be the best of those that price."""
+    by_policy = {row.policy: row for row in rows}
+    return next((by_policy[policy] for policy in reversed(ROUTED) if policy in by_policy), None)
 
 
 def _requests(count: int) -> str:

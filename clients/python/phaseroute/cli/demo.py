@@ -24,6 +24,7 @@ from phaseroute.results import Delta
 from phaseroute.workloads import Sizes
 
 GAP_S = 0.05
+POLICY = "predictive"
 
 SIMULATED_PAIR: Mapping[str, Mapping[str, Any]] = {
     "fast": {"engine": "simulated", "simulated_prefill_rate": 2551, "simulated_decode_ms": "1:3.41,3:36,4:43"},
@@ -40,7 +41,7 @@ def demo(
         bool, typer.Option("--simulated", help="No model: backends that take given times and make up tokens.")
     ] = False,
     mixed: Annotated[
-        bool, typer.Option("--mixed", help="llama.cpp and MLX instead, three workloads, four policies.")
+        bool, typer.Option("--mixed", help="llama.cpp and MLX instead, three workloads, five policies.")
     ] = False,
     runs: Annotated[int, typer.Option(min=1, help="With --mixed: how often each policy has its turn.")] = 1,
 ) -> None:
@@ -103,9 +104,7 @@ class DemoRun:
         await self._one_answer(client, prompts)
         fast = self._plan.backends[0].name
         forced = await self._burst(client, prompts, f"forced:{fast}", f"The burst, forced to {fast}")
-        mixed = await self._burst(
-            client, prompts, "two_phase", "The burst again with new questions, routed by two_phase"
-        )
+        mixed = await self._burst(client, prompts, POLICY, f"The burst again with new questions, routed by {POLICY}")
         return forced, mixed
 
     async def _one_answer(self, client: AsyncClient, prompts: SharedPrefixPrompts) -> None:
@@ -132,7 +131,7 @@ class DemoRun:
             return await run_burst(client, burst, board.update)
 
     def _show(self, forced: BurstResult, mixed: BurstResult) -> None:
-        self._head("What two_phase compared for each request of the mixed burst")
+        self._head(f"What {POLICY} compared for each request of the mixed burst")
         self._console.print(burst_view.decisions(mixed))
         self._head("Each request, forced against mixed")
         self._console.print(burst_view.requests_side_by_side(forced, mixed))

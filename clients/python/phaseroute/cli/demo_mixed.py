@@ -44,7 +44,7 @@ class MixedDemo:
         self._runs = runs
         self._sizes = sizes
         self._names = [service.name for service in plan.backends]
-        self._policies = [*(f"{FORCED_PREFIX}{name}" for name in self._names), "round_robin", "two_phase"]
+        self._policies = [*(f"{FORCED_PREFIX}{name}" for name in self._names), "round_robin", *comparison_view.ROUTED]
         self._cores = len(usable_cores())
 
     async def play(self, run_dir: Path) -> None:

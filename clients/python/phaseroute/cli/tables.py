@@ -41,15 +41,14 @@ def candidate_table(*, labelled: bool) -> Table:
     return plain_table(
         *(["#"] if labelled else []),
         "backend",
-        "active",
-        "queued",
-        "remaining prefill tokens",
-        "remaining decode budget",
-        "reusable prefix",
+        "active +queued",
+        "prefill to do",
+        "decode budget",
+        "prefix there",
         "finish (s)",
         "score (s)",
-        "selected",
-        left=("backend", "selected"),
+        "chosen",
+        left=("backend", "chosen"),
     )
 
 
@@ -64,10 +63,9 @@ def add_candidates(table: Table, decision: router_pb2.Decision, label: str | Non
 
 def _candidate_cells(candidate: router_pb2.Candidate, chosen: bool) -> list[str]:
     if candidate.excluded:
-        return [*["-"] * 7, "excluded"]
+        return [*["-"] * 6, "out"]
     return [
-        str(candidate.active),
-        str(candidate.queued),
+        f"{candidate.active} +{candidate.queued}",
         ("~" if candidate.prompt_tokens_estimated else "") + str(candidate.prefill_tokens),
         str(candidate.decode_tokens),
         "-" if candidate.probe in _PROBE_NOTES else str(candidate.reusable_tokens),

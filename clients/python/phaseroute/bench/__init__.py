@@ -1,0 +1,1 @@
+"""Scenarios played over gRPC against services that run: `phaseroute bench`."""
