@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterable
 
 import structlog
 
+from backend_service.concurrency import Concurrency
 from backend_service.engines.base import Engine
 from backend_service.loading import load_llama, load_mlx, load_simulated
 from backend_service.profile import Calibration, Profile, ProfileStore, step_target_s
@@ -18,6 +20,7 @@ from backend_service.settings import BackendSettings, parse_cpus
 from backend_service.step_model import IsolatedRates, StepFit
 from backend_service.step_plan import StepLimits
 from service_kit.faults import LoadFailed, StartupFailed
+from service_kit.step_time import StepShape
 
 _log = structlog.get_logger(__name__)
 _SIMULATED_STEP_TOKENS = 512
@@ -51,19 +54,36 @@ def assemble(settings: BackendSettings) -> Assembly:
         simulated, speed = load_simulated(settings)
         rates = speed.rates()
         limits = _limits(settings, rates, settings.step_tokens or _SIMULATED_STEP_TOKENS)
-        return Assembly(simulated, Scheduler(simulated, limits, policy=_policy(settings, rates)), rates)
+        steps = speed.samples(limits.max_active, limits.step.step_tokens)
+        return _assembly(settings, simulated, rates, limits, _seeded(steps, measured_s=time.monotonic()))
     try:
         engine = load_llama(settings) if settings.engine == "llama_cpp" else load_mlx(settings)
     except StartupFailed as failure:
         raise LoadFailed(str(failure)) from failure
     profile = _profile(engine, settings)
-    fit = StepFit()
-    for shape, seconds in profile.steps:
-        fit.observe(shape, seconds)
+    fit = _seeded(profile.steps, measured_s=time.monotonic() - max(0.0, time.time() - profile.measured_at))
     step_tokens = settings.step_tokens or _step_tokens(settings, engine, profile)
-    limits = _limits(settings, profile.rates, max(settings.max_active, step_tokens))
-    policy = _policy(settings, profile.rates)
-    return Assembly(engine, Scheduler(engine, limits, fit=fit, policy=policy), profile.rates)
+    limits = _limits(settings, profile.rates, max(settings.largest_batch, step_tokens))
+    return _assembly(settings, engine, profile.rates, limits, fit)
+
+
+def _assembly(
+    settings: BackendSettings, engine: Engine, rates: IsolatedRates, limits: SchedulerLimits, fit: StepFit
+) -> Assembly:
+    concurrency = None
+    if settings.max_active == "auto":
+        target_ms = settings.inter_token_target_ms
+        concurrency = Concurrency(limits.max_active, None if target_ms is None else target_ms / 1000)
+    scheduler = Scheduler(engine, limits, fit=fit, policy=_policy(settings, rates), concurrency=concurrency)
+    return Assembly(engine, scheduler, rates)
+
+
+def _seeded(steps: Iterable[tuple[StepShape, float]], *, measured_s: float) -> StepFit:
+    """A fit that knows these steps from the start; `measured_s` on the scheduler's clock."""
+    fit = StepFit()
+    for shape, seconds in steps:
+        fit.seed(shape, seconds, measured_s)
+    return fit
 
 
 def _step_tokens(settings: BackendSettings, engine: Engine, profile: Profile) -> int:
@@ -86,7 +106,7 @@ def _limits(settings: BackendSettings, rates: IsolatedRates, step_tokens: int) -
         target_s: float | None = step_target_s(rates.decode_tokens_per_s)
     else:
         target_s = settings.step_target_ms / 1000 or None
-    return SchedulerLimits(settings.max_active, StepLimits(step_tokens, target_s, guesses), settings.prefix_wait_s)
+    return SchedulerLimits(settings.largest_batch, StepLimits(step_tokens, target_s, guesses), settings.prefix_wait_s)
 
 
 def _profile(engine: Engine, settings: BackendSettings) -> Profile:
@@ -95,13 +115,15 @@ def _profile(engine: Engine, settings: BackendSettings) -> Profile:
     key = (
         f"{info.model_fingerprint} {info.precision} {info.name} {info.device} "
         f"kv={settings.kv_tokens}:{settings.kv_type} flash={settings.flash_attention} "
-        f"active={settings.max_active} step={settings.step_tokens}"
+        f"active={settings.largest_batch} step={settings.step_tokens}"
     )
     profile = None if settings.measure else store.load(key)
     if profile is None:
+        begun_s = time.monotonic()
         profile = Calibration(
-            engine, max_active=settings.max_active, step_tokens=settings.step_tokens, clock=time.monotonic
+            engine, max_active=settings.largest_batch, step_tokens=settings.step_tokens, clock=time.monotonic
         ).run()
+        _log.info("calibrated", seconds=round(time.monotonic() - begun_s, 2), steps=len(profile.steps))
         try:
             store.save(key, profile)
         except OSError as error:

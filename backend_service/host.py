@@ -40,12 +40,10 @@ async def host(settings: BackendSettings, telemetry: Telemetry | None = None) ->
     telemetry = telemetry or Telemetry()
     runner = Runner(
         partial(assemble, settings),
-        max_outstanding=settings.max_active + settings.max_queued,
+        max_outstanding=settings.largest_batch + settings.max_queued,
         on_death=lambda: server.request_stop(ENGINE_DIED_CODE),
     )
-    servicer = BackendServicer(
-        runner, max_active=settings.max_active, max_queued=settings.max_queued, telemetry=telemetry
-    )
+    servicer = BackendServicer(runner, max_queued=settings.max_queued, telemetry=telemetry)
 
     async def drain() -> None:
         runner.drain()

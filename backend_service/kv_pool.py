@@ -188,6 +188,7 @@ class KvPool:
             reserved_tokens=self._cells.reserved,
             host_tokens=self._host.used_tokens,
             host_capacity_tokens=self._host.capacity_tokens,
+            padded=self._copies,
         )
 
     def lengths(self) -> dict[int, int]:

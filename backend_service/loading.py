@@ -156,7 +156,7 @@ def _pool_limits(settings: BackendSettings, retained_tokens: int, *, host_tokens
     """`retained_tokens`: where the settings leave it to the engine."""
     return PoolLimits(
         settings.kv_tokens,
-        max_live=settings.max_active,
+        max_live=settings.largest_batch,
         retained_tokens=retained_tokens if settings.retained_tokens is None else settings.retained_tokens,
         host_tokens=host_tokens,
     )

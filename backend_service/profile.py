@@ -11,8 +11,9 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from backend_service.engines.base import Admission, Engine, Slice
+from backend_service.engines.base import Engine, Slice
 from backend_service.step_model import IsolatedRates
+from backend_service.step_samples import ENOUGH_ALIKE
 from service_kit.faults import StartupFailed
 from service_kit.requests import Sampling
 from service_kit.step_time import StepShape
@@ -22,16 +23,21 @@ _FIXED_COSTS = 4.0
 """A step with prefill takes at least so many times as long as a decode step of one request. That is about what any step
 costs, however little it computes: shorter ones would spend most of their time on it."""
 MIN_STEP_TOKENS = 8
+LIMIT_S = 4.5
+"""A calibration begins no batch size that would end later than this."""
 _PROBE_CHUNK_TOKENS = 16
 _PROBE_DECODE_TOKENS = 3
 _PREFILL_TOKENS = 384
-_PREFILL_LIMIT_S = 2.0
-_TWICE_LIMIT_S = 0.6
+_PREFILL_LIMIT_S = 1.2
 _DECODE_TOKENS = 24
-_DECODE_LIMIT_S = 1.5
-_BATCH_PROMPT_TOKENS = 4
-_BATCH_STEPS = 8
-_FORMAT = 1
+_DECODE_LIMIT_S = 0.6
+_SLOWER = 0.9
+"""A rate below this share of another one is slower, beyond noise."""
+_BATCH_STEPS = 9
+"""Of each batch size; the first one prepares, and is not a sample."""
+_LEAST_BATCH_STEPS = 1 + ENOUGH_ALIKE
+_BATCH_LIMIT_S = 0.35
+_FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,13 +49,15 @@ class Profile:
     """The token budget of a step that takes about `step_target_s`, from an empty context."""
     steps: tuple[tuple[StepShape, float], ...]
     """Every timed step with its seconds: the first samples of the step model."""
+    measured_at: float
+    """Unix time."""
 
 
 class Calibration:
-    """Times an idle engine; takes a few seconds on a slow one, less on a fast one."""
+    """Times an idle engine, in less than five seconds; longer where a step of the largest batch takes a second."""
 
     def __init__(self, engine: Engine, *, max_active: int, step_tokens: int = 0, clock: Callable[[], float]) -> None:
-        """`step_tokens` 0: found out from the measured prefill rate."""
+        """`max_active`: the largest batch to time; `step_tokens` 0: found out from the measured prefill rate."""
         self._engine = engine
         self._max_active = max_active
         self._step_tokens = step_tokens
@@ -57,11 +65,14 @@ class Calibration:
         self._steps: list[tuple[StepShape, float]] = []
 
     def run(self) -> Profile:
-        """Prefill alone, decode alone, then a few steps of the full batch."""
+        """Prefill alone, decode alone, then decode of batches, the largest first: what there is no time for lies
+        between it and one request alone."""
+        begun_s = self._clock()
         info = self._engine.info
         tokens = list(_ordinary_tokens(info.vocabulary.size, min(_PREFILL_TOKENS, info.context_tokens // 2)))
-        self._prefill_and_release(tokens[:2], 1)  # the first step allocates: not a sample
-        self._steps.clear()
+        handle, _ = self._prefill(tokens[:2], 1)
+        self._engine.release(handle, retain=False)
+        self._steps.clear()  # the first steps allocate: they are no samples
         handle, _ = self._prefill(tokens[: 2 * _PROBE_CHUNK_TOKENS], _PROBE_CHUNK_TOKENS)
         rough_rate = _PROBE_CHUNK_TOKENS / self._steps[-1][1]  # of the second chunk: see _prefill_warm
         target_s = step_target_s(self._decode([handle], 2 * _PROBE_CHUNK_TOKENS, _PROBE_DECODE_TOKENS))
@@ -69,24 +80,24 @@ class Calibration:
         step_tokens = self._budget(rough_rate, target_s)
         if step_tokens > 2 * _PROBE_CHUNK_TOKENS and not self._step_tokens:
             # Larger steps are faster ones, where a step's fixed cost is high.
-            handle, rough_rate = self._prefill_warm(tokens[1 : 1 + step_tokens], step_tokens)
+            handle, rough_rate = self._prefill_warm(tokens[1 : 1 + step_tokens], step_tokens, rough_rate)
             self._engine.release(handle, retain=False)
             step_tokens = self._budget(rough_rate, target_s)
         prompt = tokens[: max(2 * _PROBE_CHUNK_TOKENS, int(rough_rate * _PREFILL_LIMIT_S))]
-        handle, prefill_rate = self._prefill_warm(prompt, step_tokens)
+        handle, prefill_rate = self._prefill_warm(prompt, step_tokens, rough_rate)
         decode_rate = self._decode([handle], len(prompt), _DECODE_TOKENS)
         self._engine.release(handle, retain=False)
         if self._max_active > 1:
-            self._full_batch(tokens[:_BATCH_PROMPT_TOKENS])
+            self._batches(tokens, begun_s + LIMIT_S)
         step_tokens = self._budget(prefill_rate, target_s)
-        return Profile(IsolatedRates(prefill_rate, decode_rate), step_tokens, tuple(self._steps))
+        return Profile(IsolatedRates(prefill_rate, decode_rate), step_tokens, tuple(self._steps), time.time())
 
-    def _prefill_warm(self, tokens: list[int], chunk: int) -> tuple[int, float]:
-        """As `_prefill`; again, where that took no time to speak of, and then the second time counts: a GPU prepares
-        itself for every new shape of a step, which can take ten times as long as the step."""
-        samples, begun_s = len(self._steps), self._clock()
+    def _prefill_warm(self, tokens: list[int], chunk: int, rough_rate: float) -> tuple[int, float]:
+        """As `_prefill`; again, where that was slower than smaller steps, and then the second time counts: a GPU
+        prepares itself for every new shape of a step, which can take ten times as long as the step."""
+        samples = len(self._steps)
         handle, rate = self._prefill(tokens, chunk)
-        if self._clock() - begun_s > _TWICE_LIMIT_S:
+        if rate > _SLOWER * rough_rate:
             return handle, rate
         self._engine.release(handle, retain=False)
         del self._steps[samples:]
@@ -96,13 +107,11 @@ class Calibration:
         tokens = self._step_tokens or max(MIN_STEP_TOKENS, int(prefill_rate * target_s))
         return min(tokens, self._engine.info.max_step_tokens)
 
-    def _prefill_and_release(self, tokens: list[int], chunk: int) -> float:
-        handle, rate = self._prefill(tokens, chunk)
-        self._engine.release(handle, retain=False)
-        return rate
-
     def _prefill(self, tokens: list[int], chunk: int) -> tuple[int, float]:
-        admission = self._start(tokens)
+        """The sequence, and tokens/s."""
+        admission = self._engine.admit(tokens, _DECODE_TOKENS + 1, Sampling(), ignore_eos=True)
+        if admission is None:
+            raise StartupFailed("The KV cache is too small to measure with; raise --kv-tokens to at least 512.")
         begun_s = self._clock()
         for done in range(admission.reused_tokens, len(tokens), chunk):
             count = min(chunk, len(tokens) - done)
@@ -110,27 +119,44 @@ class Calibration:
         return admission.handle, (len(tokens) - admission.reused_tokens) / (self._clock() - begun_s)
 
     def _decode(self, handles: list[int], context: int, count: int) -> float:
-        """Tokens/s of the whole batch."""
+        """Tokens/s of one request."""
         begun_s, done = self._clock(), 0
         while done < count and self._clock() - begun_s < _DECODE_LIMIT_S:
             self._step(handles, 1, context + done, sampled=True)
             done += 1
-        return done * len(handles) / (self._clock() - begun_s)
+        return done / (self._clock() - begun_s)
 
-    def _full_batch(self, tokens: list[int]) -> None:
-        handles = []
+    def _batches(self, tokens: list[int], until_s: float) -> None:
+        """Decode of powers of two and of the largest batch, as far as the KV cache has room and there is time. Prompts
+        of a single token make all of these steps decode."""
+        sizes = [size for bit in range(1, 7) if (size := 1 << bit) < self._max_active]
+        sizes = [self._max_active, *reversed(sizes)]
+        handles: list[int] = []
         for index in range(self._max_active):
-            handle, _ = self._prefill([index + 1, *tokens], len(tokens) + 1)
-            handles.append(handle)
-        self._decode(handles, len(tokens) + 1, _BATCH_STEPS)
+            steps = _BATCH_STEPS * sum(size > index for size in sizes)
+            admission = self._engine.admit([tokens[index]], steps + 1, Sampling(), ignore_eos=True)
+            if admission is None:
+                break
+            handles.append(admission.handle)
+        done, last_s = 0, 0.0
+        for size in sizes:
+            if size <= len(handles) and self._clock() + _LEAST_BATCH_STEPS * last_s < until_s:
+                count, last_s = self._batch(handles[:size], done, until_s)
+                done += count
         for handle in handles:
             self._engine.release(handle, retain=False)
 
-    def _start(self, tokens: list[int]) -> Admission:
-        admission = self._engine.admit(tokens, _DECODE_TOKENS + 1, Sampling(), ignore_eos=True)
-        if admission is None:
-            raise StartupFailed("The KV cache is too small to measure with; raise --kv-tokens to at least 512.")
-        return admission
+    def _batch(self, handles: list[int], context: int, until_s: float) -> tuple[int, float]:
+        """Steps that were run, and seconds of the last of them."""
+        enough_s, done = self._clock() + _BATCH_LIMIT_S, 0
+        while done < _BATCH_STEPS:
+            now_s = self._clock()
+            if done > 1 and (now_s >= until_s or (now_s >= enough_s and done >= _LEAST_BATCH_STEPS)):
+                break
+            self._step(handles, 1, context + done, sampled=True)
+            done += 1
+        del self._steps[-done]
+        return done, self._steps[-1][1]
 
     def _step(self, handles: list[int], count: int, at: int, *, sampled: bool) -> None:
         before_s = self._clock()
@@ -148,8 +174,6 @@ def step_target_s(decode_tokens_per_s: float) -> float:
 class _Saved:
     format: int
     key: str
-    measured_at: float
-    """Unix time, for people."""
     profile: Profile
 
 
@@ -175,7 +199,7 @@ class ProfileStore:
         path = self._path(key)
         path.parent.mkdir(parents=True, exist_ok=True)
         partial = path.with_suffix(f".{os.getpid()}.partial")
-        partial.write_bytes(_FILE.dump_json(_Saved(_FORMAT, key, time.time(), profile), indent=1))
+        partial.write_bytes(_FILE.dump_json(_Saved(_FORMAT, key, profile), indent=1))
         return partial.replace(path)
 
     def _path(self, key: str) -> Path:

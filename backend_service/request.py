@@ -84,6 +84,13 @@ class RequestView:
     remaining_decode_tokens: int
     generated_tokens: int
     context_tokens: int
+    prompt_tokens: int
+    cached_tokens: int
+    """What was there of the prompt when it was admitted."""
+    due_s: float
+    """When it is due for admission, on the scheduler's clock."""
+    workload: str
+    ignore_eos: bool
 
 
 @dataclass(slots=True, eq=False)
@@ -102,10 +109,14 @@ class Request:
     """The prefix found reusable when the request was routed; what Status subtracts while it waits."""
     submitted_s: float
     priority: Priority = Priority.INTERACTIVE
+    workload: str = ""
+    """A label that only Status shows."""
 
     packed: array[int] = field(init=False)
     """`tokens`, for fast comparison."""
     phase: Phase = field(default=Phase.QUEUED, init=False)
+    due_s: float = field(init=False)
+    """When it is due for admission: set by the line that it waits in, on arrival if it does not."""
     held_s: float | None = field(default=None, init=False)
     """Since when it waits for a prefix that another request is computing."""
     handle: int = field(default=-1, init=False)
@@ -119,6 +130,7 @@ class Request:
 
     def __post_init__(self) -> None:
         self.packed = array(PACKED, self.tokens)
+        self.due_s = self.submitted_s
 
     @property
     def pending_tokens(self) -> int:
@@ -147,6 +159,11 @@ class Request:
             remaining_decode_tokens=self.remaining_decode_tokens,
             generated_tokens=self.generated_tokens,
             context_tokens=self.computed_tokens,
+            prompt_tokens=len(self.tokens),
+            cached_tokens=self.cached_tokens,
+            due_s=self.due_s,
+            workload=self.workload,
+            ignore_eos=self.ignore_eos,
         )
 
     def admit(self, admission: Admission, now_s: float) -> None:

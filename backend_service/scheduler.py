@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
 
+from backend_service.concurrency import START_CONTEXT_TOKENS, Concurrency
 from backend_service.engines.base import Engine, KvUse, Slice, StepResult
 from backend_service.request import Event, Failed, Phase, Request, RequestView
 from backend_service.scheduling.base import QueuePolicy
 from backend_service.scheduling.fcfs import FirstComeFirstServed
 from backend_service.single_flight import SingleFlight
-from backend_service.step_model import StepFit
+from backend_service.step_model import StepFit, StepTimes
 from backend_service.step_plan import StepLimits, StepPlanner
 from backend_service.waiting_line import WaitingLine
 from service_kit.faults import EngineFailed
 from service_kit.step_time import StepModel, StepShape
 
 REFIT_INTERVAL_S = 1.0
-"""How often the step model is fitted anew while steps run: a fit takes milliseconds of the engine's own thread."""
+"""How often the step model is fitted anew while steps run: a fit takes two milliseconds of the engine's own thread."""
 
 LOOK_AHEAD = 64
 """How many that wait for a prefix in flight others may go ahead of: looking at thousands would hold up the steps."""
@@ -30,7 +31,7 @@ class SchedulerLimits:
     """What one backend takes on."""
 
     max_active: int = 4
-    """Largest batch."""
+    """Largest batch; with a `Concurrency`, the largest that it may choose."""
     step: StepLimits = field(default_factory=StepLimits)
     prefix_wait_s: float = 30.0
     """Longest that a request waits for a prefix which another one is computing; 0: not at all."""
@@ -50,7 +51,15 @@ class Snapshot:
     policy_name: str
     """Of the order of admission."""
     kv: KvUse
+    max_active: int
+    max_active_reason: str
+    """How that came about; empty where it is a setting."""
+    step_limits: StepLimits
+    promote_batch_after_s: float
+    """By the order of admission."""
     step_model: StepModel | None
+    measured_s: float | None
+    """When the newest step that the model knows of ended, on the scheduler's clock; None: unknown."""
     progress_s: float
     """When the last step ended, or when there was nothing to do; on the scheduler's clock."""
 
@@ -69,25 +78,28 @@ class Scheduler:
         limits: SchedulerLimits,
         *,
         clock: Callable[[], float] = time.monotonic,
-        fit: StepFit | None = None,
+        fit: StepTimes | None = None,
         policy: QueuePolicy | None = None,
+        concurrency: Concurrency | None = None,
     ) -> None:
-        """`policy`: the order of admission; first come, first served by default."""
+        """`policy`: the order of admission; first come, first served by default. `concurrency`: chooses the batch size,
+        up to `limits.max_active`, by every new step model."""
         self._engine = engine
         self._limits = limits
         self._clock = clock
         self._fit = fit or StepFit()
-        self._step_model = self._fit.fit()
-        self._fitted_s = clock()
         self._policy = policy or FirstComeFirstServed()
         self._waiting = WaitingLine(self._policy)
         prefix_wait_s = limits.prefix_wait_s if engine.info.shares_prefixes else 0.0
         self._single_flight = SingleFlight(engine.probe, max_wait_s=prefix_wait_s)
         self._planner = StepPlanner(limits.step)
+        self._concurrency = concurrency
+        self._max_active, self._max_active_reason = limits.max_active, ""
         self._active: list[Request] = []
         self._sequence = 0
         self._structure = 0
         self._progress_s = clock()
+        self._refit(self._progress_s)
 
     @property
     def busy(self) -> bool:
@@ -123,9 +135,9 @@ class Scheduler:
         except EngineFailed as fault:
             return self._fail_active(fault)
         now_s = self._progress_s = self._clock()
-        self._fit.observe(self._shape(slices, result), now_s - before_s)
+        self._fit.observe(self._shape(slices, result), (now_s - before_s) / result.steps, now_s)
         if now_s - self._fitted_s >= REFIT_INTERVAL_S:
-            self._step_model, self._fitted_s = self._fit.fit(), now_s
+            self._refit(now_s)
 
         events: list[Event] = []
         by_handle = {request.handle: request for request in self._active}
@@ -154,12 +166,28 @@ class Scheduler:
             waiting=self._waiting.views,
             policy_name=self._policy.name,
             kv=self._engine.stats(),
+            max_active=self._max_active,
+            max_active_reason=self._max_active_reason,
+            step_limits=self._limits.step,
+            promote_batch_after_s=self._policy.promote_batch_after_s,
             step_model=self._step_model,
+            measured_s=self._measured_s,
             progress_s=self._progress_s,
         )
 
+    def _refit(self, now_s: float) -> None:
+        self._step_model, self._fitted_s, self._measured_s = self._fit.fit(), now_s, self._fit.newest_s
+        if self._concurrency is None:
+            return
+        contexts = [request.computed_tokens for request in self._active]
+        mean = sum(contexts) / len(contexts) if contexts else START_CONTEXT_TOKENS
+        choice = self._concurrency.update(self._step_model, mean, now_s)
+        # A smaller batch ends nobody: those that run go on, and fewer are admitted.
+        self._structure += choice.max_active != self._max_active
+        self._max_active, self._max_active_reason = min(choice.max_active, self._limits.max_active), choice.reason
+
     def _admit(self) -> None:
-        while len(self._active) < self._limits.max_active and (request := self._next()) is not None:
+        while len(self._active) < self._max_active and (request := self._next()) is not None:
             admission = self._engine.admit(
                 request.tokens, request.max_new_tokens, request.sampling, ignore_eos=request.ignore_eos
             )
@@ -183,14 +211,16 @@ class Scheduler:
         return None
 
     def _shape(self, slices: Sequence[Slice], result: StepResult) -> StepShape:
-        """Called before the result is booked. A guessed row is sampled too."""
+        """Of each of the steps that this was. Called before the result is booked. A guessed row is sampled too."""
         by_handle = {request.handle: request for request in self._active}
         work = []
         for piece in slices:
             request = by_handle[piece.handle]
             guesses = result.guesses.get(piece.handle, 0)
             work.append((piece.tokens + guesses, request.computed_tokens, guesses + (piece.handle in result.tokens)))
-        return StepShape.of(work)
+        shape = StepShape.of(work)
+        gained = (result.steps - 1) / 2  # tokens that each row has more in the middle of a leap
+        return replace(shape, attended=shape.attended + gained * shape.tokens) if gained else shape
 
     def _fail_active(self, fault: EngineFailed) -> list[Event]:
         events: list[Event] = [Failed(request.id, fault) for request in self._active]

@@ -38,9 +38,8 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class BackendServicer(pb_grpc.InferenceServiceServicer):
     """Serves one runner; while that loads its engine, every call is refused as unavailable."""
 
-    def __init__(self, runner: Runner, *, max_active: int, max_queued: int, telemetry: Telemetry) -> None:
+    def __init__(self, runner: Runner, *, max_queued: int, telemetry: Telemetry) -> None:
         self._runner = runner
-        self._max_active = max_active
         self._max_queued = max_queued
         self._telemetry = telemetry
         self._incarnation = uuid.uuid4().hex
@@ -130,6 +129,7 @@ class BackendServicer(pb_grpc.InferenceServiceServicer):
             reusable_estimate=min(reusable, len(tokens) - 1),
             submitted_s=arrived_s,
             priority=spec.priority,
+            workload=spec.workload,
         )
 
     def _status(self) -> pb.BackendStatus:
@@ -139,7 +139,6 @@ class BackendServicer(pb_grpc.InferenceServiceServicer):
             sequence=self._runner.state.sequence,
             info=self._info,
             rates=self._runner.rates,
-            max_active=self._max_active,
             max_queued=self._max_queued,
             draining=self._runner.draining,
             now_s=time.monotonic(),

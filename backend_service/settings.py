@@ -17,6 +17,10 @@ _OF_ONE_ENGINE = {
 """Settings that the other engines could not heed."""
 
 
+MOST_ACTIVE = 64
+"""Largest batch that can be set."""
+
+
 def cache_directory() -> Path:
     """Where profiles and converted models are kept: $XDG_CACHE_HOME/phaseroute, ~/.cache/phaseroute by default."""
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "phaseroute"
@@ -33,7 +37,22 @@ class BackendSettings(Settings, env_prefix="PHASEROUTE_BACKEND_", cli_prog_name=
         "mlx-lm folder or hf:owner/repo",
     )
     model_name: str = Field("", description="Name that clients ask for; default: the file's own")
-    max_active: int = Field(4, ge=1, le=64, description="Largest batch")
+    max_active: int | Literal["auto"] = Field(
+        4, description="Largest batch; auto: as large as the fitted step model says pays off"
+    )
+    max_active_limit: int = Field(
+        16,
+        ge=1,
+        le=MOST_ACTIVE,
+        description="--max-active auto: largest batch that may be chosen; the engine is built for it",
+    )
+    inter_token_target_ms: float | None = Field(
+        None,
+        gt=0,
+        allow_inf_nan=False,
+        description="--max-active auto: longest time between two tokens of a stream; default: 100, or twice a decode "
+        "step alone where that is more",
+    )
     max_queued: int = Field(64, ge=0, le=10_000, description="Requests that may wait; more are refused")
     scheduling: Literal["fcfs", "shortest_prefill_first", "priority"] = Field(
         "fcfs",
@@ -107,6 +126,13 @@ class BackendSettings(Settings, env_prefix="PHASEROUTE_BACKEND_", cli_prog_name=
         0.0, ge=0, description="Simulated engine: isolated decode tokens per second to report; 0: the true ones"
     )
 
+    @field_validator("max_active", mode="before")
+    @classmethod
+    def _number_or_auto(cls, value: object) -> object:
+        if value == "auto" or (str(value).isdecimal() and 1 <= int(str(value)) <= MOST_ACTIVE):
+            return value
+        raise ValueError(f"give a number from 1 to {MOST_ACTIVE}, or auto")
+
     @field_validator("cpus")
     @classmethod
     def _readable(cls, value: str) -> str:
@@ -128,12 +154,27 @@ class BackendSettings(Settings, env_prefix="PHASEROUTE_BACKEND_", cli_prog_name=
 
     @model_validator(mode="after")
     def _batch_fits_a_step(self) -> BackendSettings:
-        if 0 < self.step_tokens < self.max_active:
+        if 0 < self.step_tokens < self.largest_batch:
+            option = "--max-active-limit" if self.max_active == "auto" else "--max-active"
             raise ValueError(
-                f"--step-tokens {self.step_tokens} is below --max-active {self.max_active}: a decode step of the full "
+                f"--step-tokens {self.step_tokens} is below {option} {self.largest_batch}: a decode step of the full "
                 "batch would not fit; raise the one or lower the other"
             )
         return self
+
+    @model_validator(mode="after")
+    def _heeded(self) -> BackendSettings:
+        if self.max_active != "auto":
+            for name in ("max_active_limit", "inter_token_target_ms"):
+                if getattr(self, name) != type(self).model_fields[name].default:
+                    option = name.replace("_", "-")
+                    raise ValueError(f"--{option} is for --max-active auto; leave it out, or let the batch be chosen")
+        return self
+
+    @property
+    def largest_batch(self) -> int:
+        """What KV pool and engine are built for."""
+        return self.max_active_limit if self.max_active == "auto" else self.max_active
 
 
 def parse_cpus(text: str) -> frozenset[int]:

@@ -7,9 +7,9 @@ from backend_service.request import Phase, RequestView
 from backend_service.scheduler import Snapshot
 from backend_service.step_model import IsolatedRates
 from phaseroute.v1 import inference_pb2 as pb
+from service_kit.step_time import StepModel
 
 _PHASES = {
-    Phase.QUEUED: pb.REQUEST_PHASE_QUEUED,
     Phase.PREFILL: pb.REQUEST_PHASE_PREFILL,
     Phase.DECODE: pb.REQUEST_PHASE_DECODE,
 }
@@ -22,13 +22,12 @@ def to_proto(
     sequence: int,
     info: EngineInfo,
     rates: IsolatedRates,
-    max_active: int,
+    max_active: int | None = None,
     max_queued: int,
     draining: bool,
     now_s: float,
 ) -> pb.BackendStatus:
-    """`now_s` on the scheduler's clock."""
-    model = snapshot.step_model
+    """`max_active` None: the scheduler's. `now_s` on its clock."""
     return pb.BackendStatus(
         incarnation=incarnation,
         sequence=sequence,
@@ -40,9 +39,13 @@ def to_proto(
             precision=info.precision,
         ),
         engine=pb.EngineInfo(name=info.name, device=info.device, simulated=info.simulated),
-        max_active=max_active,
+        max_active=snapshot.max_active if max_active is None else max_active,
+        max_active_reason=snapshot.max_active_reason,
         max_queued=max_queued,
-        requests=[_request(view) for view in snapshot.requests],
+        requests=[
+            *(_active(view) for view in snapshot.active),
+            *(_waiting(view, view.due_s - now_s) for view in snapshot.waiting),
+        ],
         kv_cache=pb.KvCacheStatus(
             capacity_tokens=snapshot.kv.capacity_tokens,
             used_tokens=snapshot.kv.used_tokens,
@@ -50,27 +53,37 @@ def to_proto(
             reserved_tokens=snapshot.kv.reserved_tokens,
             host_tokens=snapshot.kv.host_tokens,
             host_capacity_tokens=snapshot.kv.host_capacity_tokens,
+            padded=snapshot.kv.padded,
         ),
         isolated_rates=pb.IsolatedRates(
             prefill_tokens_per_s=rates.prefill_tokens_per_s, decode_tokens_per_s=rates.decode_tokens_per_s
         ),
-        step_model=pb.StepModel(
-            base_s=model.base_s,
-            per_token_s=model.per_token_s,
-            per_row_s=model.per_row_s,
-            per_attended_s=model.per_attended_s,
-            samples=model.samples,
-            residual_p90_s=model.residual_p90_s,
-        )
-        if model
-        else None,
+        step_model=_step_model(snapshot.step_model, snapshot.measured_s, now_s) if snapshot.step_model else None,
         draining=draining,
         seconds_since_progress=max(0.0, now_s - snapshot.progress_s) if snapshot.requests else 0.0,
         scheduling_policy=snapshot.policy_name,
+        step_rules=pb.StepRules(
+            step_tokens=snapshot.step_limits.step_tokens,
+            step_target_s=snapshot.step_limits.step_target_s,
+            promote_batch_after_s=snapshot.promote_batch_after_s,
+        ),
     )
 
 
-def _request(view: RequestView) -> pb.RequestStatus:
+def _step_model(model: StepModel, measured_s: float | None, now_s: float) -> pb.StepModel:
+    return pb.StepModel(
+        base_s=model.base_s,
+        per_token_s=model.per_token_s,
+        per_row_s=model.per_row_s,
+        per_attended_s=model.per_attended_s,
+        samples=model.samples,
+        residual_p90_s=model.residual_p90_s,
+        row_corrections=[pb.RowCorrection(rows=rows, seconds=seconds) for rows, seconds in model.row_corrections_s],
+        age_s=0.0 if measured_s is None else max(0.0, now_s - measured_s),
+    )
+
+
+def _active(view: RequestView) -> pb.RequestStatus:
     return pb.RequestStatus(
         attempt_id=view.id,
         phase=_PHASES[view.phase],
@@ -79,4 +92,23 @@ def _request(view: RequestView) -> pb.RequestStatus:
         generated_tokens=view.generated_tokens,
         context_tokens=view.context_tokens,
         priority=view.priority.value,
+        workload=view.workload,
+        ignore_eos=view.ignore_eos,
+        prompt_tokens=view.prompt_tokens,
+        cached_tokens=view.cached_tokens,
+    )
+
+
+def _waiting(view: RequestView, due_in_s: float) -> pb.RequestStatus:
+    """The fields that are not zero: there may be thousands of these."""
+    return pb.RequestStatus(
+        attempt_id=view.id,
+        phase=pb.REQUEST_PHASE_QUEUED,
+        remaining_prefill_tokens=view.remaining_prefill_tokens,
+        remaining_decode_tokens=view.remaining_decode_tokens,
+        priority=view.priority.value,
+        workload=view.workload,
+        ignore_eos=view.ignore_eos,
+        prompt_tokens=view.prompt_tokens,
+        due_in_s=due_in_s,
     )

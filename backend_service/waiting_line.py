@@ -62,10 +62,10 @@ class WaitingLine:
         return self._views
 
     def _put(self, request: Request, arrival: int) -> None:
-        due_s = request.submitted_s + self._policy(
+        request.due_s = request.submitted_s + self._policy(
             Waiting(request.remaining_prefill_tokens, request.max_new_tokens, request.priority)
         )
-        place = self._places[request.id] = _Place(due_s, arrival, request, request.view())
+        place = self._places[request.id] = _Place(request.due_s, arrival, request, request.view())
         insort(self._line, place)
         self._views = None
 

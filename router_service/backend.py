@@ -6,7 +6,6 @@ from enum import Enum
 from typing import Any
 
 from router_service.decision import Candidate, ProbeOutcome
-from router_service.forecast import Load
 from router_service.ledger import Pending
 from router_service.snapshot import Snapshot
 
@@ -90,8 +89,6 @@ def as_candidate(
     last_turn: int,
     status_age_s: float,
     prompt_tokens: int,
-    load: Load | None = None,
-    unmeasured: str = "",
 ) -> Candidate:
     """A serving backend before anybody asked it for its prefix. A booking is counted as active while the batch has
     room for it, else as queued."""
@@ -112,6 +109,4 @@ def as_candidate(
         precision=snapshot.precision,
         status_age_s=status_age_s,
         last_turn=last_turn,
-        load=load,
-        unmeasured=unmeasured,
     )

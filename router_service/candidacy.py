@@ -99,5 +99,10 @@ class Candidacy:
         guess_tokens = look.size.guess_tokens
         if not look.policy.forecasts:
             return self._fleet.candidate(name, snapshot, guess_tokens)
-        candidate = self._fleet.candidate(name, snapshot, guess_tokens, books=self._experience.loads)
-        return self._experience.marked(candidate, snapshot, self._clock())
+        return self._experience.seen(
+            self._fleet.candidate(name, snapshot, guess_tokens),
+            snapshot,
+            self._fleet.bookings(name),
+            now_s=self._clock(),
+            received_at_s=self._fleet.backends[name].received_at_s,
+        )

@@ -62,6 +62,8 @@ class Candidate:
     """Grows with every booking in the fleet: this backend's latest, 0 before its first."""
     load: Load | None = None
     """Its books for a forecast; None without a usable step model."""
+    coming_in_s: tuple[float, ...] = ()
+    """In how many seconds requests like this one are likely to be sent here too."""
     unmeasured: str = ""
     """Why a request with time to spare should be sent here to measure it; empty where that is not wanted now."""
 
@@ -136,8 +138,10 @@ class Price:
     """Likewise: how much later the last request of all finishes."""
     weights: tuple[float, float, float] = (1.0, 0.0, 0.0)
     """score_s = these times its own finish, `delay_of_others_s` and `delay_of_last_s`."""
+    load: Load | None = None
+    """The candidate's books, with what is likely to come, as they were played forward;"""
     own: Job | None = None
-    """The request as it was put into the candidate's books, where they were played forward."""
+    """and the request as it was put into them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,9 +237,9 @@ class Decision:
             priced_by=price.priced_by,
             unfit=price.unfit,
             forecast=None
-            if candidate.load is None or price.own is None
+            if price.load is None or price.own is None
             else forecast_to_proto(
-                candidate.load,
+                price.load,
                 price.own,
                 delay_of_others_s=price.delay_of_others_s,
                 delay_of_last_s=price.delay_of_last_s,

@@ -1,9 +1,12 @@
-"""What earlier requests taught a router: how long answers become, and which backends had to be measured."""
+"""What earlier requests taught a router: how long answers become, at what pace requests come, and which backends had to
+be measured."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
+from router_service.arrivals import Arrivals
 from router_service.decision import Candidate, Price, RoutingRequest
 from router_service.exploration import Exploration
 from router_service.ledger import Lease
@@ -21,14 +24,24 @@ class Experience:
         self.lengths = lengths or make_lengths("history")
         self.loads = Loads(self.lengths, batch_weight=objective.batch_weight)
         self._exploration = Exploration(objective.exploration)
+        self._arrivals = Arrivals()
+
+    def arrived(self, now_s: float) -> None:
+        """A request has come to the router."""
+        self._arrivals.note(now_s)
 
     def expecting(self, request: RoutingRequest, prompt_tokens: int) -> RoutingRequest:
         """With what its answer is taken to come to."""
         query = LengthQuery(request.workload, prompt_tokens, request.max_new_tokens, ignore_eos=request.ignore_eos)
         return replace(request, expected_new_tokens=self.lengths.expected(query))
 
-    def marked(self, candidate: Candidate, snapshot: Snapshot, now_s: float) -> Candidate:
-        """With the reason to measure it, if there is one."""
+    def seen(
+        self, candidate: Candidate, snapshot: Snapshot, bookings: Iterable[Lease], *, now_s: float, received_at_s: float
+    ) -> Candidate:
+        """With its books, with what is likely to come, and with the reason to measure it, if there is one.
+        `received_at_s`: when the Status came."""
+        load = self.loads.of(candidate.name, snapshot, bookings, now_s=now_s, received_at_s=received_at_s)
+        candidate = replace(candidate, load=load, coming_in_s=self._arrivals.coming_in_s(candidate.name))
         pace = snapshot.pace
         why = self._exploration.wanted(
             candidate.name,
@@ -41,6 +54,7 @@ class Experience:
 
     def booked(self, lease: Lease, price: Price) -> None:
         """A request was sent somewhere."""
+        self._arrivals.sent(lease.backend)
         if price.priced_by == EXPLORATION:
             self._exploration.begin(lease.backend, lease.incarnation, lease.attempt_id, lease.booked_s)
 

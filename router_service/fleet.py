@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from types import TracebackType
 from typing import NoReturn, Self
@@ -18,9 +18,8 @@ from router_service.backend import Backend, State, as_candidate
 from router_service.decision import Candidate
 from router_service.feed import Feed
 from router_service.follower import Follower, Following
-from router_service.ledger import Ledger
+from router_service.ledger import Lease, Ledger
 from router_service.likeness import Likeness, tokenizer_in_use, why_left_out
-from router_service.loads import Loads
 from router_service.snapshot import BadStatus, Snapshot
 from service_kit.channels import open_channel
 from service_kit.faults import UnknownName
@@ -90,9 +89,8 @@ class Fleet:
         self._changed(backend, before)
         return backend
 
-    def candidate(self, name: str, snapshot: Snapshot, prompt_tokens: int, *, books: Loads | None = None) -> Candidate:
-        """A backend with its bookings, before it was asked for its prefix; with `books`, ready for a forecast."""
-        received_at_s = self.backends[name].received_at_s
+    def candidate(self, name: str, snapshot: Snapshot, prompt_tokens: int) -> Candidate:
+        """A backend with its bookings, before it was asked for its prefix."""
         return as_candidate(
             name,
             snapshot,
@@ -100,10 +98,11 @@ class Fleet:
             last_turn=self._ledger.last_turn(name),
             status_age_s=self.status_age_s(self.backends[name]),
             prompt_tokens=prompt_tokens,
-            load=None
-            if books is None
-            else books.of(name, snapshot, self._ledger.unseen(name), now_s=self._clock(), received_at_s=received_at_s),
         )
+
+    def bookings(self, name: str) -> Iterator[Lease]:
+        """What its last Status does not show."""
+        return self._ledger.unseen(name)
 
     def status_age_s(self, backend: Backend) -> float:
         """Seconds since the backend's last Status."""

@@ -96,6 +96,8 @@ class Routing:
             key_of(spec.prompt) if self._wide_fleet else (),
             failed or {},
         )
+        if book and not look.failed:
+            self._experience.arrived(self._clock())
         with self._telemetry.span("route") as span:
             probe_from_s = self._clock()
             asked = self._candidacy.worth_asking(look)

@@ -68,6 +68,8 @@ class KvUse:
     """Copied to host memory, restored on demand."""
     host_capacity_tokens: int = 0
     """0: nothing is copied."""
+    padded: bool = False
+    """A batch takes as many tokens as it has sequences, times the longest of them at its worst."""
 
 
 @dataclass(frozen=True, slots=True)

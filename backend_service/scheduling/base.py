@@ -26,6 +26,8 @@ class QueuePolicy(Protocol):
     """
 
     name: str
+    promote_batch_after_s: float
+    """A batch request counts as an interactive one that came so much later; 0: priorities do not count."""
 
     def __call__(self, waiting: Waiting) -> float:
         """Seconds from its arrival until the request is due: finite, not negative, no more for fewer tokens."""

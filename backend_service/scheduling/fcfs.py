@@ -9,6 +9,7 @@ class FirstComeFirstServed:
     """Order of arrival."""
 
     name = "fcfs"
+    promote_batch_after_s = 0.0
 
     def __call__(self, waiting: Waiting) -> float:
         """Due on arrival."""

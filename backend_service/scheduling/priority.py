@@ -15,8 +15,8 @@ class InteractiveFirst:
     name = "priority"
 
     def __init__(self, promote_after_s: float = DEFAULT_PROMOTE_AFTER_S) -> None:
-        self._promote_after_s = promote_after_s
+        self.promote_batch_after_s = promote_after_s
 
     def __call__(self, waiting: Waiting) -> float:
         """Due on arrival if interactive, `promote_after_s` later if batch."""
-        return self._promote_after_s if waiting.priority is Priority.BATCH else 0.0
+        return self.promote_batch_after_s if waiting.priority is Priority.BATCH else 0.0

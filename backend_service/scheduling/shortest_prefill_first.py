@@ -9,6 +9,7 @@ class ShortestPrefillFirst:
     """A prompt may be overtaken by shorter ones for as long as its own prefill takes, and no longer."""
 
     name = "shortest_prefill_first"
+    promote_batch_after_s = 0.0
 
     def __init__(self, prefill_tokens_per_s: float) -> None:
         """The engine's rate for one request alone. Raises `ValueError` unless it is above 0."""

@@ -57,14 +57,21 @@ def prices(request: RoutingRequest, candidates: Sequence[Candidate], objective: 
     without rates there is no price.
     """
     weight = objective.batch_weight if request.batch else 1.0
-    jobs = {c.name: own_job(request, c, c.load, weight) for c in candidates if c.load is not None}
-    seen = {c.name: forecast(c.load, jobs[c.name]) for c in candidates if c.load is not None}
+    jobs: dict[str, Job] = {}
+    seen: dict[str, Forecast] = {}
+    loads: dict[str, Load] = {}
+    for candidate in candidates:
+        if candidate.load is not None:
+            name = candidate.name
+            own = jobs[name] = own_job(request, candidate, candidate.load, weight)
+            loads[name] = _with_coming(candidate.load, own, candidate.coming_in_s)
+            seen[name] = forecast(loads[name], own)
     latest_s = max((each.last_without_s for each in seen.values()), default=0.0)
     priced = {}
     for candidate in candidates:
         name = candidate.name
         if name in seen:
-            price = _price(jobs[name], seen[name], latest_s, objective)
+            price = _price(loads[name], jobs[name], seen[name], latest_s, objective)
         else:
             price = two_phase_price(request, candidate)
             if price.score_s is not None:
@@ -73,7 +80,7 @@ def prices(request: RoutingRequest, candidates: Sequence[Candidate], objective: 
     return priced
 
 
-def _price(own: Job, seen: Forecast, latest_s: float, objective: Objective) -> Price:
+def _price(load: Load, own: Job, seen: Forecast, latest_s: float, objective: Objective) -> Price:
     later_s = max(0.0, seen.last_s - latest_s)
     return Price(
         score_s=own.weight * seen.finish_s
@@ -85,8 +92,17 @@ def _price(own: Job, seen: Forecast, latest_s: float, objective: Objective) -> P
         delay_of_others_s=seen.delay_of_others_s,
         delay_of_last_s=later_s,
         weights=(own.weight, objective.others_weight, objective.latest_weight),
+        load=load,
         own=own,
     )
+
+
+def _with_coming(load: Load, own: Job, coming_in_s: Sequence[float]) -> Load:
+    """With more requests like this one that are likely to come; they delay it, and weigh nothing themselves."""
+    if not coming_in_s:
+        return load
+    likely = (replace(own, weight=0.0, joined_s=own.joined_s + in_s, due_s=own.due_s + in_s) for in_s in coming_in_s)
+    return replace(load, waiting=(*load.waiting, *likely))
 
 
 def _unfit(request: RoutingRequest, priced: Price) -> str:

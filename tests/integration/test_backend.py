@@ -61,7 +61,7 @@ async def test_status_is_complete():
         calls = []
         for name, reusable in (("one", 0), ("two", 40)):
             attempt = pb.Attempt(id=name, reusable_tokens=reusable)
-            calls.append(server.stub.Generate(request("p" * 50, attempt=attempt, **ENDLESS)))
+            calls.append(server.stub.Generate(request("p" * 50, attempt=attempt, workload="chat", **ENDLESS)))
             await server.wait_status(lambda status, name=name: name in phases(status))
         status = await server.wait_status(lambda status: any(entry.generated_tokens > 2 for entry in status.requests))
         for call in calls:
@@ -83,6 +83,12 @@ async def test_status_is_complete():
     assert (two.attempt_id, two.phase) == ("two", pb.REQUEST_PHASE_QUEUED)
     assert (two.remaining_prefill_tokens, two.remaining_decode_tokens) == (10, 3000)
     assert one.priority == two.priority == pb.PRIORITY_INTERACTIVE
+    assert (one.workload, one.ignore_eos, one.prompt_tokens, one.cached_tokens) == ("chat", True, 50, 0)
+    assert -5 < two.due_in_s < 0 == one.due_in_s
+    assert status.step_rules.step_tokens == 512
+    assert status.step_rules.step_target_s == pytest.approx(0.15)
+    assert status.max_active_reason == ""
+    assert not status.kv_cache.padded
     assert status.scheduling_policy == "fcfs"
     cache = status.kv_cache
     assert cache.capacity_tokens == 4096
@@ -147,14 +153,15 @@ async def test_a_short_prompt_is_admitted_before_a_long_one():
             call.cancel()
 
 
-async def test_step_model_appears_in_status_once_steps_were_seen():
+async def test_a_step_model_is_there_from_the_start_and_learns():
     async with backend(**FAST) as server:
-        assert not (await server.status()).HasField("step_model")
+        first = (await server.status()).step_model
         call = server.stub.Generate(request("p" * 50, **ENDLESS))
-        status = await server.wait_status(lambda status: status.HasField("step_model"))
+        status = await server.wait_status(lambda status: status.step_model.samples > first.samples)
         call.cancel()
+    assert first.samples >= 16
+    assert first.residual_p90_s < 0.05
     assert status.step_model.samples >= 16
-    assert status.step_model.residual_p90_s < 0.05
 
 
 async def test_watch_sends_the_state_then_changes_then_heartbeats():

@@ -189,7 +189,7 @@ async def test_hopeless_candidate_is_not_asked():
     idle, swamped = StubBackend(), StubBackend()
     work = pb.RequestStatus(attempt_id="a", phase=pb.REQUEST_PHASE_DECODE, remaining_decode_tokens=9000)
     swamped.push(requests=[work])
-    async with router({"idle": idle, "swamped": swamped}) as routed:
+    async with router({"idle": idle, "swamped": swamped}, policy="two_phase") as routed:
         decision = await route(routed)
 
         assert decision.selected == "idle"

@@ -47,7 +47,7 @@ async def test_stream_is_passed_on_with_a_routing_record():
 
         assert tokens(responses) == [1, 2, 3]
         record = responses[-1].finished.routing
-        assert (record.backend, record.policy, record.attempts) == ("gpu", "two_phase", 1)
+        assert (record.backend, record.policy, record.attempts) == ("gpu", "predictive", 1)
         assert record.predicted_finish_s >= record.predicted_ttft_s > 0
         assert record.actual_finish_s >= record.actual_ttft_s > 0
         assert responses[-1].finished.usage.generated_tokens == 3

@@ -31,9 +31,27 @@ def test_a_step_must_hold_the_batch():
         BackendSettings.load(["--step-tokens", "2", "--max-active", "8"])
 
 
+@pytest.mark.parametrize("value", ["0", "65", "many", "-1", "1.5", ""])
+def test_a_batch_is_a_number_or_auto(value):
+    with pytest.raises(StartupFailed, match=r"--max-active is '.*': give a number from 1 to 64, or auto"):
+        BackendSettings.load([f"--max-active={value}"])
+
+
+def test_the_engine_is_built_for_the_largest_batch_that_may_be_chosen():
+    assert BackendSettings.load([]).largest_batch == 4
+    assert BackendSettings.load(["--max-active", "7"]).largest_batch == 7
+    assert BackendSettings.load(["--max-active", "auto"]).largest_batch == 16
+    assert BackendSettings.load(["--max-active", "auto", "--max-active-limit", "40"]).largest_batch == 40
+
+
 @pytest.mark.parametrize(
     ("flags", "remedy"),
     [
+        (["--max-active-limit", "8"], "--max-active-limit is for --max-active auto; leave it out"),
+        (["--inter-token-target-ms", "50"], "--inter-token-target-ms is for --max-active auto; leave it out"),
+        (["--max-active", "auto", "--inter-token-target-ms", "0"], "greater than 0"),
+        (["--max-active", "auto", "--inter-token-target-ms", "nan"], "finite"),
+        (["--max-active", "auto", "--step-tokens", "8"], "is below --max-active-limit 16"),
         (["--kv-type", "q8_0", "--flash-attention", "off"], "leave it on, or use f16"),
         (["--speculate", "draft"], "give both, or neither"),
         (["--engine", "simulated", "--speculate", "prompt_lookup"], "leave it out"),

@@ -47,7 +47,7 @@ def test_a_device_that_prepares_itself_for_every_new_shape_is_measured_when_it_h
     engine = Preparing(SimulatedSpeed(10_000, {1: 0.005, 4: 0.006}), PoolLimits(4096, max_live=4), sleep=clock.sleep)
     profile = Calibration(engine, max_active=4, clock=clock).run()
     assert profile.rates.prefill_tokens_per_s == pytest.approx(10_000, rel=0.02)
-    assert all(seconds < 0.1 for shape, seconds in profile.steps if shape.tokens > 40)
+    assert all(seconds < 0.1 for shape, seconds in profile.steps if shape.tokens > 40 or 1 < shape.tokens == shape.rows)
 
 
 def test_the_budget_counts_with_the_speed_of_large_steps():
@@ -70,11 +70,39 @@ def test_given_step_budget_is_kept():
     assert calibrate(step_tokens=100)[0].step_tokens == 100
 
 
-@pytest.mark.parametrize("prefill_rate", [20, 100_000])
-def test_it_is_bounded_in_time_and_budget(prefill_rate):
-    profile, engine, clock = calibrate(prefill_rate=prefill_rate, step_s=0.1)
-    assert clock.now_s < 10
+@pytest.mark.parametrize("prefill_rate", [80, 100_000])
+@pytest.mark.parametrize(("max_active", "limit_s"), [(1, 5), (4, 5), (16, 5.5), (64, 8)])
+def test_it_is_bounded_in_time_and_budget(prefill_rate, max_active, limit_s):
+    profile, engine, clock = calibrate(prefill_rate=prefill_rate, step_s=0.1, max_active=max_active)
+    assert clock.now_s < limit_s
     assert 8 <= profile.step_tokens <= engine.info.max_step_tokens
+
+
+def batches(profile):
+    """Batch sizes of the pure decode steps in it."""
+    return {shape.rows for shape, _ in profile.steps if shape.tokens == shape.rows}
+
+
+@pytest.mark.parametrize(("max_active", "sizes"), [(1, {1}), (4, {1, 2, 4}), (6, {1, 2, 4, 6}), (16, {1, 2, 4, 8, 16})])
+def test_decode_is_timed_at_powers_of_two_and_at_the_largest_batch(max_active, sizes):
+    profile, _, _ = calibrate(step_s=0.01, max_active=max_active)
+    assert batches(profile) == sizes
+    for rows in sizes:
+        times = [seconds for shape, seconds in profile.steps if shape.tokens == shape.rows == rows]
+        assert len(times) >= 3
+        assert times == pytest.approx([0.01 + 0.01 / 3 * (rows - 1)] * len(times), rel=0.01)
+
+
+def test_where_time_is_short_the_largest_batch_goes_first():
+    profile, _, _ = calibrate(prefill_rate=80, step_s=0.1, max_active=16)
+    assert 16 in batches(profile)
+    assert 2 not in batches(profile)
+
+
+def test_batches_that_the_cache_has_no_room_for_are_left_out():
+    profile, _, _ = calibrate(step_s=0.001, kv_tokens=300, max_active=16)
+    assert 2 in batches(profile)
+    assert 16 not in batches(profile)
 
 
 def test_it_leaves_nothing_behind():

@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from backend_service.engines.base import Slice
+from backend_service.concurrency import Choice
+from backend_service.engines.base import Slice, StepResult
 from backend_service.engines.simulated import SimulatedEngine, SimulatedSpeed
 from backend_service.kv_pool import PoolLimits
 from backend_service.request import Ended, Event, Failed, FinishReason, Phase, Progress, Request
 from backend_service.scheduler import Scheduler, SchedulerLimits
+from backend_service.step_model import StepFit
 from backend_service.step_plan import StepLimits
 from backend_service.text import TextStream
 from service_kit.faults import EngineFailed
@@ -299,6 +301,106 @@ def test_output_does_not_depend_on_batch_or_chunks():
         together.submit(name, prompt=prompt, max_new_tokens=20)
     together.run()
     assert {name: together.tokens(name) for name in prompts} == alone
+
+
+class Slowing:
+    """Chooses what it is told to."""
+
+    def __init__(self, *sizes):
+        self.sizes = list(sizes)
+        self.contexts = []
+
+    def update(self, model, context_tokens, now_s):
+        self.contexts.append(context_tokens)
+        return Choice(self.sizes.pop(0) if len(self.sizes) > 1 else self.sizes[0], "auto: as told")
+
+
+def chosen(bench, *sizes):
+    """The bench with a scheduler whose batch size is chosen."""
+    bench.scheduler = Scheduler(
+        bench.engine, SchedulerLimits(4, StepLimits(64)), clock=bench.clock, concurrency=Slowing(*sizes)
+    )
+    return bench
+
+
+def test_a_smaller_batch_ends_nobody_and_admits_nobody_until_there_is_room():
+    bench = chosen(Bench(), 4, 1)
+    for name in "abcde":
+        bench.submit(name, max_new_tokens=60 if name < "e" else 2)
+    bench.run(ticks=5)
+    assert [view.id for view in bench.scheduler.snapshot().active] == ["a", "b", "c", "d"]
+    bench.run()
+    assert bench.scheduler.snapshot().max_active == 1
+    assert all(isinstance(bench.end(name), Ended) for name in "abcde")
+    last_of_the_four = max(bench.end(name).times.last_token_s for name in "abcd")
+    assert bench.end("e").times.admitted_s >= last_of_the_four
+
+
+def test_a_larger_batch_admits_more():
+    bench = chosen(Bench(), 1, 3)
+    for name in "abcd":
+        bench.submit(name, max_new_tokens=300)
+    bench.run(ticks=3)
+    assert len(bench.scheduler.snapshot().active) == 1
+    while len(bench.scheduler.snapshot().active) < 3:
+        bench.run(ticks=1)
+        assert bench.clock() < 5, "the new batch size is not heeded"
+    snapshot = bench.scheduler.snapshot()
+    assert (snapshot.max_active, snapshot.max_active_reason) == (3, "auto: as told")
+
+
+def test_no_choice_exceeds_what_the_engine_was_built_for():
+    assert chosen(Bench(), 9).scheduler.snapshot().max_active == 4
+
+
+def test_a_set_batch_needs_no_reason():
+    snapshot = Bench(max_active=3).scheduler.snapshot()
+    assert (snapshot.max_active, snapshot.max_active_reason) == (3, "")
+
+
+def test_the_snapshot_knows_how_old_the_step_model_is():
+    bench = Bench()
+    assert bench.scheduler.snapshot().measured_s is None
+    bench.submit("a", max_new_tokens=300)
+    bench.run()
+    snapshot = bench.scheduler.snapshot()
+    assert snapshot.step_model is not None
+    assert bench.clock() - 1.1 < snapshot.measured_s <= bench.clock()
+
+
+def test_a_leap_counts_as_one_of_its_steps():
+    """In virtual time an engine may run several decode steps at once."""
+    seen = []
+
+    class Recording(StepFit):
+        def observe(self, shape, seconds, at_s=None):
+            seen.append((shape, seconds))
+
+    class Leaping(RecordingEngine):
+        def step(self, slices):
+            first = super().step(slices)
+            if slices[0].tokens > 1:
+                return first
+            results = [first]
+            for _ in range(4):
+                results.append(super().step(slices))
+            tokens = {
+                piece.handle: [token for each in results for token in each.tokens[piece.handle]] for piece in slices
+            }
+            return StepResult(tokens, steps=len(results))
+
+    bench = Bench()
+    bench.engine = Leaping(
+        SimulatedSpeed(1000, {1: 0.01, 4: 0.04}), PoolLimits(4096, max_live=4), sleep=bench.clock.sleep
+    )
+    bench.scheduler = Scheduler(bench.engine, SchedulerLimits(4), clock=bench.clock, fit=Recording())
+    bench.submit("a", prompt="p" * 100, max_new_tokens=11)
+    bench.run()
+    assert bench.end("a").generated_tokens == 11
+    _, first, second = seen
+    assert [shape.tokens for shape, _ in (first, second)] == [1, 1]
+    assert [shape.attended for shape, _ in (first, second)] == [103, 108]  # 101 to 105, then 106 to 110
+    assert [seconds for _, seconds in (first, second)] == pytest.approx([0.01, 0.01], rel=0.05)
 
 
 def test_step_target_bounds_steps_once_the_step_time_is_known():

@@ -7,15 +7,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from backend_service.engines.base import Slice
-from backend_service.engines.simulated import END_TOKEN, SimulatedEngine, SimulatedSpeed, parse_decode_steps
+from backend_service.engines.simulated import END_TOKEN, ModelSpeed, SimulatedEngine, SimulatedSpeed, parse_decode_steps
 from backend_service.host_tier import BLOCK_TOKENS
 from backend_service.kv_pool import PoolLimits
+from backend_service.step_model import IsolatedRates, StepFit
 from service_kit.faults import InvalidRequest, StartupFailed
 from service_kit.requests import ChatPrompt, ChatTurn, Sampling, TextPrompt, TokenPrompt
+from service_kit.step_time import StepModel, StepShape
 
 LIMITS = PoolLimits(2048, max_live=4)
 HOST_ONLY = PoolLimits(2048, max_live=4, retained_tokens=0, host_tokens=2048)
 """What is released leaves the device at once."""
+MODEL = StepModel(0.004, 0.0007, 0.006, 2e-5, 512, 0.0, row_corrections_s=((1, 0.0), (2, 0.004), (4, 0.002)))
 
 
 def engine(limits=LIMITS, **speed):
@@ -117,3 +120,154 @@ def test_decode_steps_are_read_from_text():
     for wrong in ("", "1", "1:x", "0:3", "1:-2", "1:2;3:4"):
         with pytest.raises(StartupFailed, match=r"1:3\.4,4:43"):
             parse_decode_steps(wrong)
+
+
+def test_a_step_model_is_taken_at_its_word():
+    slept = []
+    sim = SimulatedEngine(ModelSpeed(MODEL, IsolatedRates(1000, 90)), LIMITS, sleep=slept.append)
+    first = sim.admit(list(range(50)), 5, Sampling(), ignore_eos=True)
+    sim.step([Slice(first.handle, 40)])
+    sim.step([Slice(first.handle, 10)])
+    second = sim.admit(list(range(100, 130)), 5, Sampling(), ignore_eos=True)
+    sim.step([Slice(first.handle, 1), Slice(second.handle, 20)])
+    sim.step([Slice(first.handle, 1), Slice(second.handle, 10)])
+    sim.step([Slice(first.handle, 1), Slice(second.handle, 1)])
+    shapes = [
+        StepShape.of([(40, 0, 0)]),
+        StepShape.of([(10, 40, 1)]),
+        StepShape.of([(1, 50, 1), (20, 0, 0)]),
+        StepShape.of([(1, 51, 1), (10, 20, 1)]),
+        StepShape.of([(1, 52, 1), (1, 30, 1)]),
+    ]
+    assert slept == pytest.approx([MODEL.seconds(shape) for shape in shapes])
+
+
+@pytest.mark.parametrize(
+    "speed",
+    [
+        SimulatedSpeed(73, {1: 0.0263, 2: 0.0526}),
+        SimulatedSpeed(2551, {1: 0.0034, 3: 0.035, 4: 0.0437}),
+        ModelSpeed(MODEL, IsolatedRates(1000, 90)),
+        ModelSpeed(StepModel(0.012, 9e-5, 1e-4, 0.0, 512, 0.0), IsolatedRates(11_700, 95)),
+    ],
+)
+@pytest.mark.parametrize(("max_active", "step_tokens"), [(1, 64), (4, 512), (8, 25), (12, 256)])
+def test_a_step_model_is_learned_from_the_samples(speed, max_active, step_tokens):
+    fit = StepFit()
+    for shape, seconds in speed.samples(max_active, step_tokens):
+        fit.seed(shape, seconds)
+    model = fit.fit()
+    for rows in range(1, max_active + 1):
+        for context in (20, 700):
+            shape = StepShape.of([(1, context, 1)] * rows)
+            assert model.seconds(shape) == pytest.approx(speed.seconds(0, shape), rel=0.02)
+    chunk = StepShape.of([(step_tokens, 300, 0)])
+    assert model.seconds(chunk) == pytest.approx(speed.seconds(step_tokens, chunk), rel=0.02)
+
+
+def test_an_engine_can_become_slower():
+    sim, slept = engine()
+    first = sim.admit(list(range(50)), 5, Sampling(), ignore_eos=True)
+    sim.slowdown = 3.0
+    sim.step([Slice(first.handle, 50)])
+    assert slept == pytest.approx([1.5])
+
+
+def answer(sim, prompt, budget, *, ignore_eos=False):
+    """Tokens up to the end token or the budget, as a scheduler takes them."""
+    admission = sim.admit(prompt, budget, Sampling(), ignore_eos=ignore_eos)
+    pending, tokens = len(prompt) - admission.reused_tokens, []
+    while len(tokens) < budget and END_TOKEN not in tokens:
+        tokens += sim.step([Slice(admission.handle, pending)]).tokens[admission.handle]
+        pending = 1
+    sim.release(admission.handle, retain=False)
+    return tokens
+
+
+def test_answers_are_as_long_as_they_are_told_to_be():
+    sim = SimulatedEngine(
+        SimulatedSpeed(100, {1: 0.01}), LIMITS, sleep=lambda _: None, answer_tokens=lambda prompt: prompt[0] or None
+    )
+    assert [len(answer(sim, [length, 9], 400)) for length in (1, 7, 300)] == [1 + 1, 7 + 1, 300 + 1]
+    assert answer(sim, [7, 9], 400)[-1] == END_TOKEN
+    assert END_TOKEN not in answer(sim, [7, 9], 7)
+    assert len(answer(sim, [7, 9], 50, ignore_eos=True)) == 50
+    untold = answer(sim, [0, 9], 400)
+    assert untold == answer(engine()[0], [0, 9], 400)
+
+
+class Clock:
+    def __init__(self):
+        self.now_s = 0.1
+
+    def sleep(self, seconds):
+        self.now_s += seconds
+
+
+def batch(speed):
+    """Three requests that have their first token."""
+    clock = Clock()
+    sim = SimulatedEngine(speed, LIMITS, sleep=clock.sleep, answer_tokens=lambda prompt: 9)
+    handles = []
+    for length, ignore_eos in ((30, True), (7, False), (12, True)):
+        admission = sim.admit([length] * length, 20, Sampling(), ignore_eos=ignore_eos)
+        sim.step([Slice(admission.handle, length)])
+        handles.append(admission.handle)
+    return sim, clock, handles
+
+
+@pytest.mark.parametrize(
+    "speed",
+    [SimulatedSpeed(100, {1: 0.01, 3: 0.03, 4: 0.1}), ModelSpeed(MODEL, IsolatedRates(1, 1))],
+    ids=["table", "model"],
+)
+@pytest.mark.parametrize("leaps", [[9], [2, 7], [1, 1, 3, 4]])
+def test_a_leap_is_so_many_steps_at_once(speed, leaps):
+    leaping, clock, handles = batch(speed)
+    stepping, steps_clock, _ = batch(speed)
+    slices = [Slice(handle, 1) for handle in handles]
+    assert len(leaping.decode_ahead(100)) == 9  # the first token is out; eight more and the end token
+    tokens, single_tokens = ({handle: [] for handle in handles} for _ in range(2))
+    for leap in leaps:
+        leaping.leap = leap
+        result = leaping.step(slices)
+        assert result.steps == leap
+        for handle in handles:
+            tokens[handle] += result.tokens[handle]
+    for _ in range(9):
+        for handle, sampled in stepping.step(slices).tokens.items():
+            single_tokens[handle] += sampled
+    assert tokens == single_tokens
+    assert tokens[handles[1]][-1] == END_TOKEN
+    assert clock.now_s == steps_clock.now_s  # to the last digit
+    assert leaping.stats() == stepping.stats()
+    for handle in handles[::2]:  # and they go on alike
+        assert leaping.step([Slice(handle, 1)]).tokens == stepping.step([Slice(handle, 1)]).tokens
+    leaping.check_integrity()
+
+
+def test_a_leap_ends_where_a_request_may():
+    sim, _, handles = batch(SimulatedSpeed(100, {1: 0.01}))
+    sim.decode_ahead(100)
+    sim.leap = 50
+    assert sim.step([Slice(handle, 1) for handle in handles]).steps == 9
+
+
+def test_nothing_is_leapt_over_that_was_not_foreseen():
+    sim, _, handles = batch(SimulatedSpeed(100, {1: 0.01}))
+    slices = [Slice(handle, 1) for handle in handles]
+    sim.leap = 5
+    assert sim.step(slices).steps == 1
+    assert sim.leap == 0
+    sim.decode_ahead(5)
+    late = sim.admit([200] * 10, 5, Sampling(), ignore_eos=True)
+    sim.leap = 5
+    assert sim.step([*slices, Slice(late.handle, 4)]).steps == 1
+    assert sim.decode_ahead(5) == []
+
+
+def test_an_answer_that_may_end_at_any_time_is_not_leapt_over():
+    sim, _ = engine()
+    admission = sim.admit([1, 2, 3], 50, Sampling(), ignore_eos=False)
+    sim.step([Slice(admission.handle, 3)])
+    assert len(sim.decode_ahead(100)) == 1

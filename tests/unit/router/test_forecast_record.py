@@ -48,7 +48,13 @@ def test_scores_follow_from_the_record(seed):
     objective = Objective(others_weight=rng.choice([0.0, 0.5, 1.0]), batch_weight=0.25)
     request = RoutingRequest(128, expected_new_tokens=rng.uniform(1, 128), batch=rng.random() < 0.5)
     candidates = [
-        candidate(name, prompt_tokens=516, reusable_tokens=rng.choice([0, 496]), load=books(rng, padded=name == "b"))
+        candidate(
+            name,
+            prompt_tokens=516,
+            reusable_tokens=rng.choice([0, 496]),
+            load=books(rng, padded=name == "b"),
+            coming_in_s=(0.1, 0.2) if name == "c" else (),
+        )
         for name in "abc"
     ]
     choice = Predictive(random.Random(0), objective)(request, candidates)

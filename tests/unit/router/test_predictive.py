@@ -77,6 +77,15 @@ def test_it_counts_a_little_that_the_last_request_of_all_finishes_later():
     assert short.delay_of_last_s == 0.0
 
 
+def test_requests_that_are_likely_to_come_delay_this_one_and_count_for_nothing_themselves():
+    request, quiet = RoutingRequest(64), warm("fast", books(FAST, 10))
+    busy = warm("fast", books(FAST, 10), coming_in_s=(0.05, 0.1))
+    alone, among = (choose(request, each).prices["fast"] for each in (quiet, busy))
+    assert among.predicted_finish_s > 2 * alone.predicted_finish_s
+    assert [job.weight for job in among.load.jobs] == [1.0, 0.0, 0.0]
+    assert among.score_s == pytest.approx(among.predicted_finish_s + among.delay_of_others_s)
+
+
 def test_a_batch_request_counts_by_its_weight():
     candidates = (warm("fast", books(FAST, 60, 60)),)
     prices = [

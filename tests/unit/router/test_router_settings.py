@@ -18,7 +18,7 @@ def test_backends_from_flags():
     settings = RouterSettings.load(["--backend", "cpu=127.0.0.1:1", "--backend", "gpu=dns:///gpu.local:2"])
 
     assert settings.targets == {"cpu": "127.0.0.1:1", "gpu": "dns:///gpu.local:2"}
-    assert (settings.policy, settings.probe_timeout_s) == ("two_phase", 0.05)
+    assert (settings.policy, settings.probe_timeout_s) == ("predictive", 0.05)
 
 
 def test_backends_from_the_environment(monkeypatch):

@@ -10,9 +10,12 @@ from grpc import StatusCode
 from rich.console import Console
 from typer.core import TyperGroup
 
+from phaseroute.bench.output import BadFolder
 from phaseroute.cli import ask
+from phaseroute.cli.bench import bench
 from phaseroute.cli.demo import demo
 from phaseroute.cli.signals import Interrupted
+from phaseroute.cli.simulate import simulate
 from phaseroute.cli.up import up
 from phaseroute.errors import PhaserouteError
 from phaseroute.local.child import StartFailed
@@ -29,7 +32,7 @@ class Commands(TyperGroup):
         """Run the chosen command."""
         try:
             return super().invoke(ctx)
-        except (PhaserouteError, StartFailed, BadPlan) as error:
+        except (PhaserouteError, StartFailed, BadPlan, BadFolder) as error:
             Console(stderr=True, highlight=False, emoji=False).print(
                 _advice(error), style="red", markup=False, soft_wrap=True
             )
@@ -52,6 +55,8 @@ app.command()(ask.route)
 app.command()(ask.backends)
 app.command()(up)
 app.command()(demo)
+app.command()(bench)
+app.command()(simulate)
 
 
 def _advice(error: Exception) -> str:
