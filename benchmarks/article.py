@@ -15,6 +15,7 @@ import statistics
 from rich.console import Console
 from rich.table import Table
 
+from router_service.policies.registry import POLICIES
 from simulator.article import BurstResult, run_burst
 
 PUBLISHED = {
@@ -25,14 +26,18 @@ PUBLISHED = {
 }
 """(requests, policy) -> completion time in seconds (mean of three runs), requests sent to the CPU."""
 
-
+POLICIES_SHOWN = [
+    "forced:gpu",
+    "forced:cpu",
+    *(name for name in ("two_phase", "predictive", "least_loaded") if name in POLICIES),
+]
 LABELS = ("n", "policy", "to CPU", "completion s", "TTFT p50", "p95", "e2e p50", "published s", "to CPU")
 
 
 def row(requests: int, result: BurstResult) -> dict[str, object]:
     """One line of the table, as numbers."""
-    ttft = [outcome.ttft_s for outcome in result.outcomes]
-    finish = [outcome.finish_s for outcome in result.outcomes]
+    ttft = [served.ttft_s for served in result.run.served]
+    finish = [served.finish_s for served in result.run.served]
     published = PUBLISHED.get((requests, result.policy))
     return {
         "requests": requests,
@@ -51,7 +56,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, nargs="+", default=[8, 48])
-    parser.add_argument("--policies", nargs="+", default=["forced:gpu", "forced:cpu", "two_phase", "least_loaded"])
+    parser.add_argument("--policies", nargs="+", default=POLICIES_SHOWN)
     options = parser.parse_args()
     rows = [row(count, run_burst(count, policy)) for count in options.requests for policy in options.policies]
     table = Table(title="The article's bursts in virtual time (simulated), seconds")

@@ -1,240 +1,109 @@
-"""Backends and a router in virtual time: the scheduler, the cache, the ledger and the policies are the real ones; only
-the wire and the waiting are left out. Everything that comes out of here is simulated."""
+"""Backends in virtual time, and the agenda of what happens when."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
-import random
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from enum import IntEnum
 
-from backend_service.engines.simulated import SimulatedEngine, SimulatedSpeed
-from backend_service.kv_pool import PoolLimits
-from backend_service.request import Ended, Event, Request
-from backend_service.scheduler import Scheduler, SchedulerLimits
-from backend_service.status import to_proto
-from backend_service.step_plan import StepLimits
-from backend_service.text import TextStream
-from router_service.backend import as_candidate
-from router_service.decision import Candidate, Choice, ProbeOutcome, RoutingRequest
-from router_service.ledger import Lease, Ledger
-from router_service.policies.registry import make_policy
-from router_service.snapshot import Snapshot
-from service_kit.requests import Sampling
-from simulator.clock import VirtualClock
-
-INCARNATION = "simulated"
-STEP_TOKENS = 512
+from backend_service.request import Event
+from backend_service.step_model import KnownStepTimes, StepFit, StepTimes
+from service_kit.step_time import StepModel
+from simulator.backend import NEVER_S, BackendRules, VirtualBackend
+from simulator.profiles import Profile
 
 
-@dataclass(frozen=True, slots=True)
-class BackendModel:
-    """A backend to simulate."""
+class Rank(IntEnum):
+    """The order of things that happen at the same moment."""
 
-    speed: SimulatedSpeed
-    max_active: int = 4
-    kv_tokens: int = 65_536
-
-
-@dataclass(frozen=True, slots=True)
-class Arrival:
-    """A request to come."""
-
-    at_s: float
-    prompt: tuple[int, ...]
-    """Token ids below 256."""
-    max_new_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of an arrival; seconds from its arrival."""
-
-    backend: str
-    arrived_s: float
-    ttft_s: float
-    finish_s: float
-    cached_tokens: int
-    candidates: tuple[Candidate, ...]
-    choice: Choice
-
-
-@dataclass(slots=True)
-class _Backend:
-    model: BackendModel
-    engine: SimulatedEngine
-    scheduler: Scheduler
-    clock: VirtualClock
-    status: Snapshot = field(init=False)
-    """As published at the end of the last step."""
-    inbox: list[Request] = field(default_factory=list)
-    stepping: bool = False
-
-    def publish(self) -> None:
-        snapshot = self.scheduler.snapshot()
-        self.status = Snapshot.of(
-            to_proto(
-                snapshot,
-                incarnation=INCARNATION,
-                sequence=snapshot.sequence,
-                info=self.engine.info,
-                rates=self.model.speed.rates(),
-                max_active=self.model.max_active,
-                max_queued=0,
-                draining=False,
-                now_s=self.clock(),
-            )
-        )
+    STEP_ENDS = 0
+    INCIDENT = 1
+    DEADLINE = 2
+    ARRIVAL = 3
 
 
 class VirtualFleet:
-    """Runs arrivals through one policy. A backend publishes its Status at the end of each step, and takes in new
-    requests between steps, as the real one does."""
+    """Backends by name, driven by one agenda."""
 
-    def __init__(self, models: Mapping[str, BackendModel], *, policy: str, seed: int = 0) -> None:
-        """Raises `InvalidRequest` for an unknown policy."""
-        self._policy = make_policy(policy, models.keys(), random.Random(seed))
-        self._ledger = Ledger()
-        self._backends = {name: _build(model) for name, model in models.items()}
-        self._agenda: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = itertools.count()
-        self._leases: dict[str, tuple[int, Lease]] = {}
-        self._routed: dict[int, tuple[float, str, tuple[Candidate, ...], Choice]] = {}
-        self._outcomes: dict[int, Outcome] = {}
-        self._now_s = 0.0
-
-    def warm(self, prompt: Sequence[int]) -> None:
-        """Put a prompt into every backend's cache, at no cost of time."""
-        for name, backend in self._backends.items():
-            backend.scheduler.submit(_request(backend.engine, f"warm {name}", prompt, 1, 0, 0.0))
-            while backend.scheduler.busy:
-                backend.scheduler.tick()
-            backend.clock.now_s = 0.0
-            self._publish(name)
-
-    def run(self, arrivals: Sequence[Arrival]) -> list[Outcome]:
-        """What became of each arrival, in their order."""
-        for index, arrival in enumerate(arrivals):
-            self._at(arrival.at_s, partial(self._arrive, index, arrival))
-        while self._agenda:
-            self._now_s, _, action = heapq.heappop(self._agenda)
-            action()
-        return [self._outcomes[index] for index in range(len(arrivals))]
-
-    def _at(self, time_s: float, action: Callable[[], None]) -> None:
-        heapq.heappush(self._agenda, (time_s, next(self._order), action))
-
-    def _arrive(self, index: int, arrival: Arrival) -> None:
-        candidates = tuple(self._candidate(name, arrival.prompt) for name in self._backends)
-        choice = self._policy(RoutingRequest(arrival.max_new_tokens), candidates)
-        chosen = next(candidate for candidate in candidates if candidate.name == choice.selected)
-        lease = self._ledger.book(
-            chosen.name,
-            INCARNATION,
-            prompt_tokens=chosen.prompt_tokens,
-            reusable_tokens=chosen.reusable_tokens,
-            max_new_tokens=arrival.max_new_tokens,
-        )
-        backend = self._backends[chosen.name]
-        self._leases[lease.attempt_id] = (index, lease)
-        self._routed[index] = (self._now_s, chosen.name, candidates, choice)
-        backend.inbox.append(
-            _request(
-                backend.engine,
-                lease.attempt_id,
-                arrival.prompt,
-                arrival.max_new_tokens,
-                chosen.reusable_tokens,
-                self._now_s,
+    def __init__(
+        self,
+        profiles: Mapping[str, Profile],
+        *,
+        rules: BackendRules,
+        models: Mapping[str, StepModel] | None,
+        answer_tokens: Callable[[Sequence[int]], int | None],
+        hear: Callable[[str, Sequence[Event]], None],
+    ) -> None:
+        """`models`: by name, to stay what they are; None: fitted anew while steps run. `hear` is told what a backend's
+        step brought, when it is over."""
+        self.backends = {
+            name: VirtualBackend(
+                name,
+                profile,
+                rules=rules,
+                make_times=_times(profile, models[name] if models else None),
+                answer_tokens=answer_tokens,
             )
-        )
-        if not backend.stepping:
-            self._step(chosen.name)
+            for name, profile in profiles.items()
+        }
+        self._hear = hear
+        self._agenda: list[tuple[float, int, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self.now_s = 0.0
 
-    def _candidate(self, name: str, prompt: Sequence[int]) -> Candidate:
-        backend = self._backends[name]
-        candidate = as_candidate(
-            name,
-            backend.status,
-            self._ledger.pending(name),
-            last_turn=self._ledger.last_turn(name),
-            status_age_s=0.0,
-            prompt_tokens=len(prompt),
-        )
-        return replace(
-            candidate,
-            prompt_tokens_estimated=False,
-            reusable_tokens=backend.engine.probe(prompt),
-            probe=ProbeOutcome.ANSWERED,
-        )
+    def at(self, time_s: float, rank: Rank, action: Callable[[], None]) -> None:
+        """Put something on the agenda."""
+        heapq.heappush(self._agenda, (time_s, rank, next(self._order), action))
 
-    def _step(self, name: str) -> None:
-        backend = self._backends[name]
-        for request in backend.inbox:
-            backend.scheduler.submit(request)
-        backend.inbox.clear()
-        backend.stepping = backend.scheduler.busy
-        if backend.stepping:
-            backend.clock.now_s = self._now_s
-            events = backend.scheduler.tick()  # the clock is at the end of the step now; the world hears of it then
-            self._at(backend.clock.now_s, partial(self._step_done, name, events))
+    def run(self) -> None:
+        """Until nothing is left to happen."""
+        while self._agenda:
+            self.now_s, _, _, action = heapq.heappop(self._agenda)
+            action()
 
-    def _step_done(self, name: str, events: Sequence[Event]) -> None:
-        self._publish(name)
-        for event in events:
-            if isinstance(event, Ended):
-                self._finish(event)
-        self._step(name)
+    def tell(self, name: str, what: Callable[[VirtualBackend], None]) -> None:
+        """Do something to a backend, and keep the agenda right."""
+        backend = self.backends[name]
+        before_s = backend.wakes_s
+        what(backend)
+        if backend.wakes_s != before_s:
+            self._schedule(backend)
 
-    def _publish(self, name: str) -> None:
-        backend = self._backends[name]
-        backend.publish()
-        self._ledger.on_status(name, INCARNATION, backend.status.attempt_ids)
+    def _schedule(self, backend: VirtualBackend) -> None:
+        due_s = backend.wakes_s
+        if due_s != NEVER_S:
+            self.at(due_s, Rank.STEP_ENDS, lambda: self._wake(backend, due_s))
 
-    def _finish(self, event: Ended) -> None:
-        index, lease = self._leases.pop(event.request_id)
-        self._ledger.release(lease)
-        arrived_s, backend, candidates, choice = self._routed.pop(index)
-        self._outcomes[index] = Outcome(
-            backend=backend,
-            arrived_s=arrived_s,
-            ttft_s=event.times.first_token_s - arrived_s,
-            finish_s=event.times.last_token_s - arrived_s,
-            cached_tokens=event.cached_tokens,
-            candidates=candidates,
-            choice=choice,
-        )
+    def _wake(self, backend: VirtualBackend, due_s: float) -> None:
+        if backend.wakes_s != due_s:  # cut short since, or failed
+            return
+        events = backend.wake()
+        self._schedule(backend)
+        self._hear(backend.name, events)
 
 
-def _build(model: BackendModel) -> _Backend:
-    clock = VirtualClock()
-    limits = PoolLimits(model.kv_tokens, max_live=model.max_active, retained_tokens=model.kv_tokens)
-    engine = SimulatedEngine(model.speed, limits, max_step_tokens=STEP_TOKENS, sleep=clock.sleep)
-    scheduler = Scheduler(engine, SchedulerLimits(model.max_active, StepLimits(STEP_TOKENS)), clock=clock)
-    backend = _Backend(model, engine, scheduler, clock)
-    backend.publish()
-    return backend
+def fitted(profile: Profile) -> StepFit:
+    """What a backend of this kind has learned from its calibration."""
+    fit = StepFit()
+    for shape, seconds in profile.speed.samples(profile.max_active, profile.step_tokens):
+        fit.seed(shape, seconds)
+    return fit
 
 
-def _request(
-    engine: SimulatedEngine,
-    request_id: str,
-    prompt: Sequence[int],
-    max_new_tokens: int,
-    reusable: int,
-    submitted_s: float,
-) -> Request:
-    vocabulary = engine.info.vocabulary
-    return Request(
-        id=request_id,
-        tokens=prompt,
-        max_new_tokens=max_new_tokens,
-        sampling=Sampling(),
-        ignore_eos=True,
-        text=TextStream(vocabulary.pieces, ()),
-        eos=vocabulary.eos,
-        reusable_estimate=reusable,
-        submitted_s=submitted_s,
-    )
+def step_models(profiles: Mapping[str, Profile]) -> dict[str, StepModel]:
+    """By name, what each backend's calibration gives; one fit a kind, since a wide fleet has few kinds. Raises
+    `ValueError` for a speed whose samples are too few."""
+    kinds: dict[int, StepModel] = {}
+    for name, profile in profiles.items():
+        if id(profile) not in kinds:
+            model = fitted(profile).fit()
+            if model is None:
+                raise ValueError(f"the speed of {name} gives too few samples for a step model; give 16 or more")
+            kinds[id(profile)] = model
+    return {name: kinds[id(profile)] for name, profile in profiles.items()}
+
+
+def _times(profile: Profile, model: StepModel | None) -> Callable[[], StepTimes]:
+    """What a new process learns step times with; a known model stays what it is."""
+    return (lambda: fitted(profile)) if model is None else (lambda: KnownStepTimes(model))
