@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum
 from typing import Any
 
-from router_service.decision import Candidate, ProbeOutcome
+from router_service.decision import NO_OUTLOOK, Candidate, Outlook, ProbeOutcome
 from router_service.ledger import Pending
 from router_service.snapshot import Snapshot
 
@@ -89,9 +89,13 @@ def as_candidate(
     last_turn: int,
     status_age_s: float,
     prompt_tokens: int,
+    prompt_tokens_estimated: bool = True,
+    reusable_tokens: int = 0,
+    probe: ProbeOutcome = ProbeOutcome.SKIPPED,
+    outlook: Outlook = NO_OUTLOOK,
 ) -> Candidate:
-    """A serving backend before anybody asked it for its prefix. A booking is counted as active while the batch has
-    room for it, else as queued."""
+    """A serving backend, by default before anybody asked it for its prefix. A booking is counted as active while the
+    batch has room for it, else as queued."""
     room = max(0, snapshot.max_active - snapshot.active - snapshot.queued)
     joining = min(room, pending.requests)
     return Candidate(
@@ -101,12 +105,16 @@ def as_candidate(
         waiting_prefill_tokens=snapshot.waiting_prefill_tokens + pending.prefill_tokens,
         waiting_decode_tokens=snapshot.waiting_decode_tokens + pending.decode_tokens,
         prompt_tokens=prompt_tokens,
-        prompt_tokens_estimated=True,
-        probe=ProbeOutcome.SKIPPED,
+        prompt_tokens_estimated=prompt_tokens_estimated,
+        reusable_tokens=reusable_tokens,
+        probe=probe,
         rates=snapshot.rates,
         max_active=snapshot.max_active,
         context_tokens=snapshot.context_tokens,
         precision=snapshot.precision,
         status_age_s=status_age_s,
         last_turn=last_turn,
+        load=outlook.load,
+        coming_in_s=outlook.coming_in_s,
+        unmeasured=outlook.unmeasured,
     )

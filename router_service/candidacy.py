@@ -14,7 +14,7 @@ from router_service.probe import ProbeReport
 from router_service.prompt_size import PromptSize
 from router_service.pruning import worth_asking
 from router_service.snapshot import Snapshot
-from router_service.wide import PrefixKeys, Wide
+from router_service.wide import WIDE, PrefixKeys, Wide
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,12 @@ class Candidacy:
         return Candidacies(candidates, exclusions, len(split.snapshots) - len(names))
 
     def _shortlist(self, look: Look, snapshots: Mapping[str, Snapshot]) -> Sequence[str]:
+        if len(snapshots) <= WIDE:
+            return list(snapshots)
+        for name, snapshot in snapshots.items():
+            self._wide.hear(name, snapshot, self._fleet.backends[name].received_at_s)
         return self._wide.narrow(
             snapshots,
-            lambda name: self._fleet.backends[name].received_at_s,
             keys=look.keys,
             prompt_tokens=look.size.guess_tokens,
             new_tokens=look.request.new_tokens,
@@ -99,10 +102,11 @@ class Candidacy:
         guess_tokens = look.size.guess_tokens
         if not look.policy.forecasts:
             return self._fleet.candidate(name, snapshot, guess_tokens)
-        return self._experience.seen(
-            self._fleet.candidate(name, snapshot, guess_tokens),
+        outlook = self._experience.outlook(
+            name,
             snapshot,
             self._fleet.bookings(name),
             now_s=self._clock(),
             received_at_s=self._fleet.backends[name].received_at_s,
         )
+        return self._fleet.candidate(name, snapshot, guess_tokens, outlook)

@@ -83,6 +83,18 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
+class Outlook:
+    """What a forecast needs to know of a candidate; see the fields of `Candidate`."""
+
+    load: Load | None = None
+    coming_in_s: tuple[float, ...] = ()
+    unmeasured: str = ""
+
+
+NO_OUTLOOK = Outlook()
+
+
+@dataclass(frozen=True, slots=True)
 class RoutingRequest:
     """The part of a request that routing reads, its prompt aside."""
 

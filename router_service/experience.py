@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from router_service.arrivals import Arrivals
-from router_service.decision import Candidate, Price, RoutingRequest
+from router_service.decision import Outlook, Price, RoutingRequest
 from router_service.exploration import Exploration
 from router_service.ledger import Lease
 from router_service.lengths import LengthEstimator, LengthOutcome, LengthQuery, make_lengths
@@ -35,22 +35,21 @@ class Experience:
         query = LengthQuery(request.workload, prompt_tokens, request.max_new_tokens, ignore_eos=request.ignore_eos)
         return replace(request, expected_new_tokens=self.lengths.expected(query))
 
-    def seen(
-        self, candidate: Candidate, snapshot: Snapshot, bookings: Iterable[Lease], *, now_s: float, received_at_s: float
-    ) -> Candidate:
-        """With its books, with what is likely to come, and with the reason to measure it, if there is one.
-        `received_at_s`: when the Status came."""
-        load = self.loads.of(candidate.name, snapshot, bookings, now_s=now_s, received_at_s=received_at_s)
-        candidate = replace(candidate, load=load, coming_in_s=self._arrivals.coming_in_s(candidate.name))
+    def outlook(
+        self, name: str, snapshot: Snapshot, bookings: Iterable[Lease], *, now_s: float, received_at_s: float
+    ) -> Outlook:
+        """A backend's books, what is likely to come, and the reason to measure it, if there is one. `received_at_s`:
+        when the Status came."""
+        load = self.loads.of(name, snapshot, bookings, now_s=now_s, received_at_s=received_at_s)
         pace = snapshot.pace
         why = self._exploration.wanted(
-            candidate.name,
+            name,
             snapshot.incarnation,
-            priced=candidate.load is not None or candidate.rates is not None,
-            model_age_s=None if pace is None else pace.model_age_s + candidate.status_age_s,
+            priced=load is not None or snapshot.rates is not None,
+            model_age_s=None if pace is None else pace.model_age_s + now_s - received_at_s,
             now_s=now_s,
         )
-        return replace(candidate, unmeasured=why) if why else candidate
+        return Outlook(load, self._arrivals.coming_in_s(name), why)
 
     def booked(self, lease: Lease, price: Price) -> None:
         """A request was sent somewhere."""

@@ -15,7 +15,7 @@ import structlog
 from phaseroute.v1 import inference_pb2 as pb
 from phaseroute.v1 import inference_pb2_grpc as pb_grpc
 from router_service.backend import Backend, State, as_candidate
-from router_service.decision import Candidate
+from router_service.decision import NO_OUTLOOK, Candidate, Outlook
 from router_service.feed import Feed
 from router_service.follower import Follower, Following
 from router_service.ledger import Lease, Ledger
@@ -89,7 +89,7 @@ class Fleet:
         self._changed(backend, before)
         return backend
 
-    def candidate(self, name: str, snapshot: Snapshot, prompt_tokens: int) -> Candidate:
+    def candidate(self, name: str, snapshot: Snapshot, prompt_tokens: int, outlook: Outlook = NO_OUTLOOK) -> Candidate:
         """A backend with its bookings, before it was asked for its prefix."""
         return as_candidate(
             name,
@@ -98,6 +98,7 @@ class Fleet:
             last_turn=self._ledger.last_turn(name),
             status_age_s=self.status_age_s(self.backends[name]),
             prompt_tokens=prompt_tokens,
+            outlook=outlook,
         )
 
     def bookings(self, name: str) -> Iterator[Lease]:

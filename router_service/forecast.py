@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from bisect import insort
 from dataclasses import dataclass, field
+from functools import lru_cache
 from heapq import heappop, heappush
 
 from service_kit.step_time import StepModel, fair_shares, prefill_budget
@@ -110,6 +111,10 @@ def forecast(load: Load, own: Job) -> Forecast:
     Up to its admission nothing changes for anybody, so the schedule without it forks off there.
     """
     with_own = _Schedule(load, own)
+    if not load.active and not load.waiting:
+        with_own.run()
+        last_s = with_own.now_s - load.elapsed_s
+        return Forecast(max(0.0, with_own.own_first_s - load.elapsed_s), last_s, 0.0, last_s, 0.0)
     with_own.run(until_own=True)
     with_own.weighted_finish_s = 0.0
     without = with_own.fork_without_own()
@@ -140,6 +145,12 @@ def _steps_in(seconds: float, first_s: float, growth_s: float) -> float:
         return seconds / first_s
     half = first_s - growth_s / 2
     return (math.sqrt(half * half + 2 * growth_s * seconds) - half) / growth_s
+
+
+@lru_cache(maxsize=1024)
+def _row_s(model: StepModel, most: int) -> tuple[float, ...]:
+    """Of steps with 0, 1, ... `most` sampled rows: all but what their tokens and contexts take."""
+    return tuple(model.base_s + model.per_row_s * rows + model.correction_s(rows) for rows in range(most + 1))
 
 
 class _Schedule:
@@ -177,9 +188,7 @@ class _Schedule:
         self.weighted_finish_s = 0.0
         self.own_first_s = self.own_finish_s = 0.0
         self.times: list[tuple[float, float]] | None = None
-        model = load.model
-        self._row_s = [model.base_s + model.per_row_s * n + model.correction_s(n) for n in range(load.max_active + 1)]
-        """Of a step with so many sampled rows: all but what its tokens and their contexts take."""
+        self._row_s = _row_s(load.model, load.max_active)
         self._steps = 0
         self._running_s = load.running_s
         self._free_kv = load.free_kv_tokens
@@ -208,9 +217,12 @@ class _Schedule:
 
     def fork_without_own(self) -> _Schedule:
         """The same moment, as if there were no new request."""
-        twin = object.__new__(_Schedule)
-        for name in _Schedule.__slots__:
-            setattr(twin, name, getattr(self, name))
+        twin: _Schedule = object.__new__(_Schedule)
+        twin._load, twin._jobs, twin._own, twin._row_s = self._load, self._jobs, self._own, self._row_s
+        twin.now_s, twin.weighted_finish_s, twin.times = self.now_s, self.weighted_finish_s, self.times
+        twin.own_first_s, twin.own_finish_s = self.own_first_s, self.own_finish_s
+        twin._steps, twin._running_s = self._steps, self._running_s
+        twin._free_kv, twin._context = self._free_kv, self._context
         twin._active_kv = list(self._active_kv)
         twin._decoding = list(self._decoding)
         twin._prefilling = [list(prompt) for prompt in self._prefilling]

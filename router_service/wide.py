@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from router_service.ledger import Lease, Ledger
@@ -16,9 +16,9 @@ PrefixKeys = tuple[bytes, ...]
 """Of the beginnings of a prompt; see `recent_prefixes.key_of`."""
 WIDE = 32
 """Fleets up to this size are looked at in full."""
-SHORTLISTED = 12
+SHORTLISTED = 6
 """Of a wider one: so many that look best by a rough estimate,"""
-LIKELY = 4
+LIKELY = 3
 """and at most so many that lately had prompts which begin like this one."""
 
 
@@ -61,23 +61,22 @@ class Wide:
         self._rng = rng
         self._seen: dict[str, tuple[Snapshot, Rough | None]] = {}
 
+    def hear(self, name: str, snapshot: Snapshot, received_at_s: float) -> None:
+        """The newest Status of a backend that takes work; costs nothing where it is the one of last time."""
+        seen = self._seen.get(name)
+        if seen is None or seen[0] is not snapshot:
+            self._update(name, snapshot, received_at_s)
+
     def narrow(
         self,
-        snapshots: Mapping[str, Snapshot],
-        received_at_s: Callable[[str], float],
+        eligible: Collection[str],
         *,
         keys: PrefixKeys,
         prompt_tokens: int,
         new_tokens: float,
         now_s: float,
     ) -> Sequence[str]:
-        """The names worth a closer look; all of them in a fleet that is not wide."""
-        if len(snapshots) <= WIDE:
-            return list(snapshots)
-        for name, snapshot in snapshots.items():
-            seen = self._seen.get(name)
-            if seen is None or seen[0] is not snapshot:
-                self._update(name, snapshot, received_at_s(name))
+        """The names worth a closer look, of those that may take the request; each was heard of before."""
         count = SHORTLISTED
         while True:
             picked = self._shortlist.pick(
@@ -89,9 +88,9 @@ class Wide:
                 rng=self._rng,
             )
             # Most of a fleet is eligible most of the time.
-            eligible = [name for name in picked if name in snapshots]
-            if len(eligible) >= SHORTLISTED or count >= len(self._seen):
-                return eligible or list(snapshots)[:SHORTLISTED]
+            left = [name for name in picked if name in eligible]
+            if len(left) >= SHORTLISTED or count >= len(self._seen):
+                return left or list(eligible)[:SHORTLISTED]
             count *= 4
 
     def booked(self, lease: Lease, keys: PrefixKeys) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 from array import array
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
@@ -93,6 +95,19 @@ def play(
     return _Play(scenario, profiles, options, fixed, make_router).result(run)
 
 
+@contextmanager
+def _few_collections() -> Iterator[None]:
+    """A wide fleet is millions of objects, and next to none of what a play makes is cyclic."""
+    thresholds = gc.get_threshold()
+    gc.freeze()
+    gc.set_threshold(200_000, 20, 100)
+    try:
+        yield
+    finally:
+        gc.set_threshold(*thresholds)
+        gc.unfreeze()
+
+
 @dataclass(slots=True)
 class _Attempt:
     """A request where it is now."""
@@ -151,7 +166,8 @@ class _Play:
             self.fleet.at(incident.at_s, Rank.INCIDENT, partial(self._strike, incident))
         for index, planned in enumerate(self.scenario.requests):
             self.fleet.at(planned.at_s, Rank.ARRIVAL, partial(self._arrive, index, planned))
-        self.fleet.run()
+        with _few_collections():
+            self.fleet.run()
         return Played(
             Run(
                 scenario=self.scenario.name,

@@ -11,7 +11,7 @@ from typing import Protocol
 from backend_service.request import Ended, FinishReason
 from phaseroute.scenarios.planned import Planned
 from router_service.backend import as_candidate
-from router_service.decision import Candidate, Choice, Price, ProbeOutcome, RoutingRequest
+from router_service.decision import NO_OUTLOOK, Candidate, Choice, Price, ProbeOutcome, RoutingRequest
 from router_service.experience import Experience
 from router_service.ledger import Lease, Ledger
 from router_service.lengths import make_lengths
@@ -123,7 +123,7 @@ class VirtualRouter:
         self._heard: dict[str, tuple[Published, Snapshot]] = {}
         self._news = dict.fromkeys(self._names)
         """Of a wide fleet: who has more to tell than progress, in the order of that."""
-        self._snapshots: dict[str, Snapshot] = {}
+        self._up: set[str] = set()
         """Of a wide fleet: who is up, as of its last news."""
         if self._wide is not None:
             for backend in backends.values():
@@ -198,13 +198,13 @@ class VirtualRouter:
         for name in self._news:
             snapshot = self._hear(name, now_s)
             if snapshot is None:
-                self._snapshots.pop(name, None)
+                self._up.discard(name)
             else:
-                self._snapshots[name] = snapshot
+                self._up.add(name)
+                self._wide.hear(name, snapshot, self._heard[name][0].at_s)
         self._news.clear()
         return self._wide.narrow(
-            self._snapshots,
-            lambda name: self._heard[name][0].at_s,
+            self._up,
             keys=keys,
             prompt_tokens=len(prompt),
             new_tokens=planned.max_new_tokens,
@@ -224,23 +224,22 @@ class VirtualRouter:
 
     def _candidate(self, name: str, snapshot: Snapshot, prompt: Sequence[int], now_s: float) -> Candidate:
         received_at_s = self._heard[name][0].at_s
-        candidate = replace(
-            as_candidate(
-                name,
-                snapshot,
-                self._ledger.pending(name),
-                last_turn=self._ledger.last_turn(name),
-                status_age_s=now_s - received_at_s,
-                prompt_tokens=len(prompt),
-            ),
+        outlook = NO_OUTLOOK
+        if self._policy.forecasts:
+            bookings = self._ledger.unseen(name)
+            outlook = self._experience.outlook(name, snapshot, bookings, now_s=now_s, received_at_s=received_at_s)
+        return as_candidate(
+            name,
+            snapshot,
+            self._ledger.pending(name),
+            last_turn=self._ledger.last_turn(name),
+            status_age_s=now_s - received_at_s,
+            prompt_tokens=len(prompt),
             prompt_tokens_estimated=False,
             reusable_tokens=self._backends[name].probe(prompt),
             probe=ProbeOutcome.ANSWERED,
+            outlook=outlook,
         )
-        if not self._policy.forecasts:
-            return candidate
-        bookings = self._ledger.unseen(name)
-        return self._experience.seen(candidate, snapshot, bookings, now_s=now_s, received_at_s=received_at_s)
 
 
 class AssignedRouter:

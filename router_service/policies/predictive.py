@@ -76,7 +76,8 @@ def prices(request: RoutingRequest, candidates: Sequence[Candidate], objective: 
             price = two_phase_price(request, candidate)
             if price.score_s is not None:
                 price = replace(price, score_s=weight * price.score_s)
-        priced[name] = replace(price, unfit=_unfit(request, price))
+        unfit = _unfit(request, price)
+        priced[name] = replace(price, unfit=unfit) if unfit else price
     return priced
 
 
