@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 
-MOST_COMING = 4
+MOST_COMING = 3
 """More make forecasts of the first requests of a short burst worse than those of a long one better."""
 PAUSE_S = 5.0
 """After so long without a request nothing is expected."""

@@ -16,7 +16,7 @@ PrefixKeys = tuple[bytes, ...]
 """Of the beginnings of a prompt; see `recent_prefixes.key_of`."""
 WIDE = 32
 """Fleets up to this size are looked at in full."""
-SHORTLISTED = 6
+SHORTLISTED = 5
 """Of a wider one: so many that look best by a rough estimate,"""
 LIKELY = 3
 """and at most so many that lately had prompts which begin like this one."""

@@ -16,6 +16,8 @@ from simulator.play import PlayOptions, play
 from simulator.profiles import Profile
 
 SEEDS = range(5)
+MANY_SEEDS = range(60)
+"""For figures that five seeds give only to a fifth."""
 POLICIES = ("forced:gpu", "two_phase", "predictive")
 
 
@@ -56,7 +58,7 @@ def played(
 ) -> Run:
     """One play."""
     made = build(scenario, options=options, seed=seed) if isinstance(scenario, str) else scenario
-    how = PlayOptions(policy=policy, lengths=lengths, seed=seed, keep_gaps=True)
+    how = PlayOptions(policy=policy, lengths=lengths, seed=seed, keep_gaps=True, learn=False)
     return play(made, backends or article(), how).run
 
 
@@ -83,9 +85,10 @@ def over_seeds(
     *,
     options: ScenarioOptions | None = None,
     lengths: str = "history",
+    seeds: Sequence[int] = SEEDS,
 ) -> Figures:
     """The same scenario, drawn anew for each seed."""
-    return figures([played(scenario, policy, backends, options=options, seed=seed, lengths=lengths) for seed in SEEDS])
+    return figures([played(scenario, policy, backends, options=options, seed=seed, lengths=lengths) for seed in seeds])
 
 
 def ttfts_s(served: Sequence[Served]) -> list[float]:

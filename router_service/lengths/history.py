@@ -18,6 +18,10 @@ MAX_GROUPS = 512
 LONGEST_PROMPT_CLASS = 20
 """From 2^19 tokens on, prompts are of one class."""
 
+YOUNG_ANSWERS = 64
+"""Up to so many in its class, each answer counts at once;"""
+REFRESH_ANSWERS = 8
+"""later it is one of hundreds, and so many are counted together: what was worked out by callers stays good as long."""
 _ANY_PROMPT = -1
 """In place of a class of prompt lengths: all of a workload."""
 
@@ -62,9 +66,11 @@ class History:
             self._groups.move_to_end(key)
         while len(self._groups) > MAX_GROUPS:
             self._groups.popitem(last=False)
-        self._survivals.clear()
-        self._survival_of_all = None
-        self.version += 1
+        answers = self._groups[key].answers
+        if answers <= YOUNG_ANSWERS or answers % REFRESH_ANSWERS == 0:
+            self._survivals.clear()
+            self._survival_of_all = None
+            self.version += 1
 
     def _survival(self, key: tuple[str, int]) -> Survival:
         """Of the narrowest group that is known. Kept for known groups only: anybody may ask for any label."""
@@ -100,6 +106,11 @@ class _Group:
         self._lengths[place] = length_tokens
         self._ended[place] = ended
         self._added += 1
+
+    @property
+    def answers(self) -> int:
+        """Seen so far."""
+        return self._added
 
     def survival(self, prior: Survival) -> Survival:
         known = min(self._added, WINDOW_ANSWERS)
