@@ -37,7 +37,7 @@ _BATCH_STEPS = 9
 """Of each batch size; the first one prepares, and is not a sample."""
 _LEAST_BATCH_STEPS = 1 + ENOUGH_ALIKE
 _BATCH_LIMIT_S = 0.35
-_FORMAT = 2
+_FORMAT = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +86,10 @@ class Calibration:
         prompt = tokens[: max(2 * _PROBE_CHUNK_TOKENS, int(rough_rate * _PREFILL_LIMIT_S))]
         handle, prefill_rate = self._prefill_warm(prompt, step_tokens, rough_rate)
         decode_rate = self._decode([handle], len(prompt), _DECODE_TOKENS)
-        self._engine.release(handle, retain=False)
         if self._max_active > 1:
-            self._batches(tokens, begun_s + LIMIT_S)
+            self._batches(handle, prompt, begun_s + LIMIT_S)
+        else:
+            self._engine.release(handle, retain=False)
         step_tokens = self._budget(prefill_rate, target_s)
         return Profile(IsolatedRates(prefill_rate, decode_rate), step_tokens, tuple(self._steps), time.time())
 
@@ -126,19 +127,29 @@ class Calibration:
             done += 1
         return done / (self._clock() - begun_s)
 
-    def _batches(self, tokens: list[int], until_s: float) -> None:
-        """Decode of powers of two and of the largest batch, as far as the KV cache has room and there is time. Prompts
-        of a single token make all of these steps decode."""
+    def _batches(self, computed: int, prompt: list[int], until_s: float) -> None:
+        """Decode of powers of two and of the largest batch, as far as the KV cache has room and there is time: over a
+        shared prompt, since a row costs more the longer its context is, or over single tokens where nothing is shared.
+        Either way all of these steps are decode. `computed` is the sequence that has the prompt; it is released."""
         sizes = [size for bit in range(1, 7) if (size := 1 << bit) < self._max_active]
         sizes = [self._max_active, *reversed(sizes)]
         handles: list[int] = []
+        context = len(prompt) - 1
         for index in range(self._max_active):
             steps = _BATCH_STEPS * sum(size > index for size in sizes)
-            admission = self._engine.admit([tokens[index]], steps + 1, Sampling(), ignore_eos=True)
+            # Others share all of it but the last token, which is their own.
+            own = prompt[index % len(prompt)]
+            admission = self._engine.admit([*prompt[:context], own], steps + 1, Sampling(), ignore_eos=True)
+            if admission is not None and admission.reused_tokens < context:
+                self._engine.release(admission.handle, retain=False)
+                context = 0
+                admission = self._engine.admit([own], steps + 1, Sampling(), ignore_eos=True)
+            if index == 0:  # the first one has the prompt now, or nobody needs it
+                self._engine.release(computed, retain=False)
             if admission is None:
                 break
             handles.append(admission.handle)
-        done, last_s = 0, 0.0
+        done, last_s = context, 0.0
         for size in sizes:
             if size <= len(handles) and self._clock() + _LEAST_BATCH_STEPS * last_s < until_s:
                 count, last_s = self._batch(handles[:size], done, until_s)

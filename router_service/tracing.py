@@ -13,7 +13,7 @@ from service_kit.telemetry import Attr
 def route_attributes(decision: Decision) -> dict[str, AttributeValue]:
     """The candidate table as parallel arrays; a candidate without a score has NaN."""
     candidates = decision.candidates
-    scores = [decision.choice.prices.get(candidate.name, Price()).score_s for candidate in candidates]
+    prices = [decision.choice.prices.get(candidate.name, Price()) for candidate in candidates]
     max_new_tokens = decision.request.max_new_tokens
     return {
         Attr.DECISION_ID: decision.id,
@@ -23,7 +23,9 @@ def route_attributes(decision: Decision) -> dict[str, AttributeValue]:
         Attr.ATTEMPT: decision.attempt,
         Attr.WORKLOAD: decision.request.workload,
         Attr.CANDIDATE_NAMES: [candidate.name for candidate in candidates],
-        Attr.CANDIDATE_SCORES_S: [math.nan if score is None else score for score in scores],
+        Attr.CANDIDATE_SCORES_S: [_or_nan(price.score_s) for price in prices],
+        Attr.CANDIDATE_PREDICTED_FINISH_S: [_or_nan(price.predicted_finish_s) for price in prices],
+        Attr.CANDIDATE_PRICED_BY: [price.priced_by for price in prices],
         Attr.CANDIDATE_ACTIVE: [candidate.active for candidate in candidates],
         Attr.CANDIDATE_QUEUED: [candidate.queued for candidate in candidates],
         Attr.CANDIDATE_PREFILL_TOKENS: [candidate.prefill_tokens for candidate in candidates],
@@ -31,3 +33,7 @@ def route_attributes(decision: Decision) -> dict[str, AttributeValue]:
         Attr.CANDIDATE_REUSABLE_TOKENS: [candidate.reusable_tokens for candidate in candidates],
         Attr.CANDIDATE_PROBE_OUTCOMES: [candidate.probe.value for candidate in candidates],
     }
+
+
+def _or_nan(value: float | None) -> float:
+    return math.nan if value is None else value

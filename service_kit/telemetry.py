@@ -61,6 +61,8 @@ class Attr:
     # Parallel arrays: element i of each belongs to the same candidate.
     CANDIDATE_NAMES: Final = "phaseroute.candidates.names"
     CANDIDATE_SCORES_S: Final = "phaseroute.candidates.scores_s"
+    CANDIDATE_PREDICTED_FINISH_S: Final = "phaseroute.candidates.predicted_finish_s"
+    CANDIDATE_PRICED_BY: Final = "phaseroute.candidates.priced_by"
     CANDIDATE_PREFILL_TOKENS: Final = "phaseroute.candidates.prefill_tokens"
     CANDIDATE_DECODE_TOKENS: Final = "phaseroute.candidates.decode_tokens"
     CANDIDATE_REUSABLE_TOKENS: Final = "phaseroute.candidates.reusable_tokens"
