@@ -29,10 +29,9 @@ _WIDE_BAND = 1.35
 _MAX_STRATA = 24
 
 _SHAPE = slice(0, 4)
-_TOKENS, _ROWS, _ATTENDED, _SECONDS, _NUMBER, _ROOT = range(1, 7)
-_COLUMNS = 7
-"""The first is constant. `_NUMBER`: which step it was, counted from 1; 0 for what was given at the start. `_ROOT`:
-the number of the first step of the chain of likes that it goes back to."""
+_TOKENS, _ROWS, _ATTENDED, _SECONDS, _NUMBER = range(1, 6)
+_COLUMNS = 6
+"""The first is constant. `_NUMBER`: which step it was, counted from 1; 0 for what was given at the start."""
 
 Predict = Callable[[Floats], Floats]
 """Expected seconds (n,) of steps with the columns 1, T, D, A (n, 4)."""
@@ -61,8 +60,9 @@ class StepSamples:
     When the machine gets slower or faster all at once, what was measured before is scaled to the new speed, so that the
     kinds of steps that did not run since are priced right too. A change of speed is told from a change of load by
     comparing each step with earlier ones like it: 13 of 16 must take longer, or shorter, than `_BAND` allows. A step
-    without its likes says nothing. Nor is it known at which speed the first ones of a kind ran that came after the last
-    that they could be compared through; those stay as they were measured.
+    without its likes says nothing. Nor is it known at which speed those ran that came after the last of the likes: they
+    stay as they were measured, and follow when their own kind runs again. (To scale them too makes two kinds that take
+    turns undo each other's scale for ever.)
     """
 
     def __init__(self, *, prefill_window: int, decode_window: int, decode_limit: int) -> None:
@@ -78,12 +78,12 @@ class StepSamples:
 
     def seed(self, shape: StepShape, seconds: float) -> None:
         """A step that was measured before this began."""
-        self._keep(_row(shape, seconds, 0, 0))
+        self._keep(_row(shape, seconds, 0))
 
     def add(self, shape: StepShape, seconds: float, predict: Predict | None) -> None:
         """A step that just ended. `predict`: where there is a model; nothing is compared without."""
         self._number += 1
-        row = _row(shape, seconds, self._number, self._number)
+        row = _row(shape, seconds, self._number)
         recent = _Recent(row, None, _BAND, 0)
         likes = self._likes(row) if predict else None
         if predict and likes is None:
@@ -93,7 +93,6 @@ class StepSamples:
             usual = sorted(likes[:, _SECONDS] / np.maximum(expected, 1e-9))[len(likes) // 2] * own
             recent.ratio = seconds / max(float(usual), 1e-9)
             recent.compared_to = int(likes[:, _NUMBER].max())
-            row[_ROOT] = likes[:, _ROOT].min()
         self._recent.append(recent)
         if len(self._recent) > _RECENT:
             self._keep(self._recent.popleft().row)
@@ -154,9 +153,9 @@ class StepSamples:
         factor = float(np.median([recent.ratio for recent in off if recent.ratio is not None]))
         began, until = off[0].row[_NUMBER], max(recent.compared_to for recent in off)
         for rows in (self._prefill.rows, *(ring.rows for ring in self._decode.values())):
-            rows[rows[:, _ROOT] <= until, _SECONDS] *= factor
+            rows[rows[:, _NUMBER] <= until, _SECONDS] *= factor
         for recent in self._recent:
-            if recent.row[_NUMBER] < began and recent.row[_ROOT] <= until:
+            if recent.row[_NUMBER] < began and recent.row[_NUMBER] <= until:
                 recent.row[_SECONDS] *= factor
             recent.ratio = None  # it has spoken
 
@@ -185,8 +184,8 @@ class _Ring:
         return self._rows[: self._count]
 
 
-def _row(shape: StepShape, seconds: float, number: int, root: int) -> Floats:
-    return np.array([1.0, shape.tokens, shape.rows, shape.attended, seconds, number, root])
+def _row(shape: StepShape, seconds: float, number: int) -> Floats:
+    return np.array([1.0, shape.tokens, shape.rows, shape.attended, seconds, number])
 
 
 def _alike(rows: Floats, row: Floats) -> Floats | None:

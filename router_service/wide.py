@@ -65,6 +65,8 @@ class Wide:
         """The newest Status of a backend that takes work; costs nothing where it is the one of last time."""
         seen = self._seen.get(name)
         if seen is None or seen[0] is not snapshot:
+            if seen is not None and seen[0].incarnation != snapshot.incarnation:
+                self.prefixes.forget(name)  # its cache died with the process
             self._update(name, snapshot, received_at_s)
 
     def narrow(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import cache
 
-from benchmarks.routing_sim.page import Section, Table, Target
+from benchmarks.routing_sim.page import Cell, Section, Table, Target
 from benchmarks.routing_sim.plays import (
     MANY_SEEDS,
     POLICIES,
@@ -110,7 +110,7 @@ def reproduced() -> Section:
 
 def predicted() -> Section:
     """Predictive on the same bursts."""
-    rows = []
+    rows: list[tuple[Cell, ...]] = []
     for requests in BURSTS:
         forced = article_run(requests, "forced:gpu")
         for label, run in (

@@ -171,8 +171,8 @@ def lengths() -> Section:
         "lengths",
         "Realised lengths against budgets",
         "`shorter`: answers may have 128 tokens and come to about 40. `longer`: they may have 512; six of seven come "
-        f"to about 40, one to 400 or more. The article's prompts, 192 at random. {FIVE_SEEDS} Then, after such answers, "
-        "the least number of requests on the GPU from which one more goes to the idle, cold CPU.",
+        f"to about 40, one to 400 or more. The article's prompts, 192 at random. {FIVE_SEEDS} Then, after such "
+        "answers, the least number of requests on the GPU from which one more goes to the idle, cold CPU.",
         (
             Table(
                 ("scenario", "policy", "end to end mean s", "TTFT p95 s", "against forced", "to the CPU", "MAPE"),
@@ -183,10 +183,10 @@ def lengths() -> Section:
                 tuple(crossings),
             ),
         ),
-        "Budgets make every line look longer than it is, so requests cross over to the slow device earlier, and forecasts "
-        "are off by the ratio of budget to answer. On this pair crossing over early does little harm, and now and then "
-        "some good, because it keeps the GPU's batch small: the three differ far more in what they promise than in what "
-        "comes of it. docs/output-lengths.md has the estimators.",
+        "Budgets make every line look longer than it is, so requests cross over to the slow device earlier, and "
+        "forecasts are off by the ratio of budget to answer. On this pair crossing over early does little harm, and now "
+        "and then some good, because it keeps the GPU's batch small: the three differ far more in what they promise than "
+        "in what comes of it. docs/output-lengths.md has the estimators.",
     )
 
 

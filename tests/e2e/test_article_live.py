@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from simulator import article
+from simulator.prompts import prefix_tokens, prompt_tokens
 from tests.e2e.stacks import stack
 from tests.integration.backends import collect, request
 
@@ -21,17 +24,21 @@ def settings(name: str) -> dict:
     }
 
 
-async def test_two_phase_sends_one_of_eight_to_the_cpu():
-    async with stack({name: settings(name) for name in ("cpu", "gpu")}) as router:
+@pytest.mark.parametrize(("policy", "to_cpu"), [("two_phase", {1}), ("predictive", {1, 2, 3})])
+async def test_the_cpu_gets_its_part_of_eight(policy, to_cpu):
+    planned = article.burst(8).requests
+    async with stack({name: settings(name) for name in ("cpu", "gpu")}, policy=policy) as router:
         for backend in router.backends.values():
-            await backend.generate(article.prompt(0)[: article.PREFIX_TOKENS], max_new_tokens=1, ignore_eos=True)
+            warm = list(prefix_tokens(0, article.PREFIX_TOKENS))
+            await backend.generate(warm, max_new_tokens=1, ignore_eos=True)
 
         async def one(index: int):
-            await asyncio.sleep(index * article.GAP_S)  # the workload's own pace
-            wire = request(article.prompt(index), max_new_tokens=article.NEW_TOKENS, ignore_eos=True)
+            await asyncio.sleep(planned[index].at_s)  # the workload's own pace
+            prompt = list(prompt_tokens(index, planned[index]))
+            wire = request(prompt, max_new_tokens=article.NEW_TOKENS, ignore_eos=True)
             return await collect(router.stub.Generate(wire))
 
         answers = await asyncio.gather(*(one(index) for index in range(8)))
-    assert [answer.finished.routing.backend for answer in answers].count("cpu") == 1
+    assert [answer.finished.routing.backend for answer in answers].count("cpu") in to_cpu
     assert all(answer.finished.usage.cached_tokens == article.PREFIX_TOKENS for answer in answers)
     assert all(answer.finished.usage.generated_tokens == article.NEW_TOKENS for answer in answers)

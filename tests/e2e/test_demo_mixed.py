@@ -18,7 +18,7 @@ from tests.e2e.command import PHASEROUTE, assert_gone, call, running, tagged
 ROOT = Path(__file__).parents[2]
 SMALL = ("demo", "--mixed", "--requests", "2", "--prompt-tokens", "120", "--max-new-tokens", "16")
 NAMES = ("sim-decode", "sim-prefill")
-POLICIES = ("forced:sim-decode", "forced:sim-prefill", "round_robin", "two_phase")
+POLICIES = ("forced:sim-decode", "forced:sim-prefill", "round_robin", "two_phase", "predictive")
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +57,7 @@ class TestDemo:
             assert [row[0] for row in rows] == list(POLICIES)
             assert [row[1] for row in rows[:2]] == list(NAMES)
         assert demo.stdout.count("(SIMULATED)") == 4
-        assert "two_phase sent" in demo.stdout
+        assert "predictive sent" in demo.stdout
         assert "\x1b" not in demo.stdout
 
     def test_interrupted_it_stops_quietly_and_leaves_nothing(self, tmp_path: Path):

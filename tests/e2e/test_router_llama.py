@@ -32,7 +32,7 @@ async def test_greedy_output_is_the_same_through_the_router_as_alone():
 
 
 async def test_warm_backend_wins_and_the_record_says_why():
-    async with stack({"cold": {}, "warm": {}}) as router:
+    async with stack({"cold": {}, "warm": {}}, policy="two_phase") as router:
         await router.backends["warm"].generate(STORY, max_new_tokens=1)
         decision = await router.route(STORY + "One evening", **OPTIONS)
         assert decision.selected == "warm"

@@ -87,11 +87,13 @@ async def test_one_trace_from_the_client_to_the_backends_phases():
 
     route = next(span for span in spans if span.name == "route").attributes
     assert route[Attr.DECISION_ID] == answer.finished.routing.decision_id
-    assert route[Attr.DECISION_POLICY] == "two_phase"
+    assert route[Attr.DECISION_POLICY] == "predictive"
     assert route[Attr.DECISION_SELECTED] == "fast"
-    assert "fast finishes first" in route[Attr.DECISION_REASON]
+    assert "fast costs least" in route[Attr.DECISION_REASON]
     assert route[Attr.CANDIDATE_NAMES] == ["fast", "other"]
     assert route[Attr.CANDIDATE_SCORES_S][0] < route[Attr.CANDIDATE_SCORES_S][1]
+    assert route[Attr.CANDIDATE_PREDICTED_FINISH_S][0] < route[Attr.CANDIDATE_PREDICTED_FINISH_S][1]
+    assert route[Attr.CANDIDATE_PRICED_BY] == ["forecast", "forecast"]
     assert route[Attr.CANDIDATE_PREFILL_TOKENS] == [11, 11]
     assert route[Attr.CANDIDATE_DECODE_TOKENS] == [5, 5]
     assert route[Attr.WORKLOAD] == "greeting"

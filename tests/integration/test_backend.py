@@ -301,3 +301,22 @@ async def test_unknown_model_is_not_found():
             await server.generate("x", model="huge")
     assert refused.value.code() is grpc.StatusCode.NOT_FOUND
     assert "tiny" in refused.value.details()
+
+
+async def test_auto_picks_the_batch_size_and_says_why():
+    gains_nothing = {**FAST, "simulated_decode_ms": "1:3.41,3:36,4:43"}
+    async with backend(**gains_nothing, max_active="auto", max_active_limit=8) as server:
+        calls = [server.stub.Generate(request(f"{n}", max_new_tokens=150, ignore_eos=True)) for n in range(4)]
+        readers = [asyncio.ensure_future(collect(call)) for call in calls]
+        status = await server.wait_status(lambda status: status.max_active == 1 and status.max_active_reason)
+        assert status.max_active_reason.startswith("auto: 1 of at most 8")
+        answers = await asyncio.gather(*readers)
+    assert [len(answer.token_ids) for answer in answers] == [150] * 4
+
+
+async def test_a_step_model_and_its_rules_are_shown_from_the_start():
+    async with backend(**FAST) as server:
+        status = await server.status()
+    assert status.step_model.samples > 0
+    assert status.step_rules.step_tokens > 0
+    assert status.scheduling_policy == "fcfs"

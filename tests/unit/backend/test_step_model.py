@@ -401,7 +401,7 @@ def test_a_new_size_of_chunks_that_the_model_misprices_is_no_change_of_speed() -
     assert traffic.worst_error([decode(1), decode(3)]) < 0.1
 
 
-def test_what_ran_last_before_a_slow_down_follows_it_too() -> None:
+def test_what_ran_last_before_a_slow_down_follows_when_it_runs_again() -> None:
     prompts = [StepShape(64, 0, 64 * 100.0), StepShape(64, 0, 64 * 140.0)]
     traffic = Traffic(engine_with_steps_of(0.02)).run(10, everything)
     for _ in range(3):
@@ -410,7 +410,27 @@ def test_what_ran_last_before_a_slow_down_follows_it_too() -> None:
     traffic.run(4, lambda generator: prompts[int(generator.integers(2))])
     traffic.speed = 2.0
     traffic.run(5, pairs)
+    assert traffic.worst_error([decode(2)]) < 0.1
+    assert traffic.worst_error(prompts) < 0.3
+    traffic.run(3, lambda generator: prompts[int(generator.integers(2))])
     assert traffic.worst_error([decode(2), *prompts]) < 0.1
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.15])
+def test_kinds_of_steps_that_take_turns_do_not_undo_each_others_scale(noise: float) -> None:
+    seconds = engine_with_steps_of(0.04)
+    traffic = Traffic(seconds, noise=noise)
+    traffic.run(1.0, lambda _: StepShape(16, 0, 16 * 100.0))
+    for rows in (1, 4, 2):
+        traffic.run(0.5, lambda _, rows=rows: decode(rows, 200.0))
+    for speed in (1.0, 1.2, 1.0, 1.0, 1.0):  # bursts: prompts join, four decode, then two
+        traffic.speed = speed
+        for _ in range(2):
+            traffic.run(0.1, lambda _: StepShape(20, 1, 20 * 506.0))
+            traffic.run(0.2, lambda _: StepShape(42, 2, 42 * 510.0))
+            traffic.run(6.0, lambda generator: decode(4, generator.uniform(517, 643)))
+        traffic.run(5.0, lambda generator: decode(2, generator.uniform(517, 643)))
+    assert traffic.worst_error([decode(2, 580.0), decode(4, 580.0)]) < 0.12
 
 
 def test_a_change_of_speed_shows_although_the_chunks_of_prompts_change_with_it() -> None:
