@@ -45,7 +45,7 @@ def written(page: Path, sections: Sequence[Section], targets: Sequence[Target]) 
 
 
 def plotted(folder: Path) -> None:
-    """The plots that the page shows."""
+    """The plots that the page shows, as PNG only."""
     folder.mkdir(parents=True, exist_ok=True)
     for policy in ("forced:gpu", "two_phase", "predictive"):
         save(timeline(played("article48", policy)), folder / f"timeline_{policy.replace(':', '_')}")
@@ -58,6 +58,8 @@ def plotted(folder: Path) -> None:
             policy, article(), "gpu", asked=asked, backlog=range(0, 25), cached_tokens=range(0, 516, 32)
         )
         save(crossover(chart), folder / f"crossover_{policy}")
+    for drawing in folder.glob("*.svg"):
+        drawing.unlink()
 
 
 def main(argv: Sequence[str]) -> int:

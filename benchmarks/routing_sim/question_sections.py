@@ -184,9 +184,9 @@ def lengths() -> Section:
             ),
         ),
         "Budgets make every line look longer than it is, so requests cross over to the slow device earlier, and "
-        "forecasts are off by the ratio of budget to answer. On this pair crossing over early does little harm, and now "
-        "and then some good, because it keeps the GPU's batch small: the three differ far more in what they promise than "
-        "in what comes of it. docs/output-lengths.md has the estimators.",
+        "forecasts are off by the ratio of budget to answer. On this pair crossing over early does little harm, and "
+        "now and then some good, since it keeps the GPU's batch small: the three differ far more in what they promise "
+        "than in what comes of it. docs/output-lengths.md has the estimators.",
     )
 
 
