@@ -21,19 +21,19 @@ from phaseroute.local.stack import Phase, Stack
 SERVES = """
 import signal, sys, threading, grpc
 from concurrent import futures
+# Waited for and not handled: a handler that sets an event may come while that very event is about to be waited for.
+signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 server = grpc.server(futures.ThreadPoolExecutor(4))
 servicer = health.HealthServicer()
 health_pb2_grpc.add_HealthServicer_to_server(servicer, server)
 server.add_insecure_port(sys.argv[1])
 server.start()
-stop = threading.Event()
-signal.signal(signal.SIGTERM, lambda *_: stop.set())
-stop.wait()
+signal.sigwait({signal.SIGTERM})
 server.stop(None).wait()  # or a call that is not over yet keeps the process alive
 print("goodbye")
 """
-DEAF = SERVES.replace("lambda *_: stop.set()", "signal.SIG_IGN")
+DEAF = SERVES.replace("signal.sigwait({signal.SIGTERM})", "threading.Event().wait()")
 DIES = 'import sys; print(\'{"event": "cannot start", "error": "no model"}\'); sys.exit(3)'
 
 

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from simulator import article
-from simulator.prompts import prefix_tokens, prompt_tokens
+from simulator.prompts import prefix_tokens
 from tests.e2e.stacks import stack
 from tests.integration.backends import collect, request
 
@@ -28,13 +28,13 @@ def settings(name: str) -> dict:
 async def test_the_cpu_gets_its_part_of_eight(policy, to_cpu):
     planned = article.burst(8).requests
     async with stack({name: settings(name) for name in ("cpu", "gpu")}, policy=policy) as router:
+        warm = list(prefix_tokens(0, article.PREFIX_TOKENS))
         for backend in router.backends.values():
-            warm = list(prefix_tokens(0, article.PREFIX_TOKENS))
             await backend.generate(warm, max_new_tokens=1, ignore_eos=True)
 
         async def one(index: int):
             await asyncio.sleep(planned[index].at_s)  # the workload's own pace
-            prompt = list(prompt_tokens(index, planned[index]))
+            prompt = [*warm, index, *range(article.PROMPT_TOKENS - article.PREFIX_TOKENS - 1)]
             wire = request(prompt, max_new_tokens=article.NEW_TOKENS, ignore_eos=True)
             return await collect(router.stub.Generate(wire))
 

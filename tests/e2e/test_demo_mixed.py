@@ -57,7 +57,7 @@ class TestDemo:
             assert [row[0] for row in rows] == list(POLICIES)
             assert [row[1] for row in rows[:2]] == list(NAMES)
         assert demo.stdout.count("(SIMULATED)") == 4
-        assert "predictive sent" in demo.stdout
+        assert "predictive sent" in " ".join(demo.stdout.split())
         assert "\x1b" not in demo.stdout
 
     def test_interrupted_it_stops_quietly_and_leaves_nothing(self, tmp_path: Path):
