@@ -6,9 +6,8 @@ budget for prompts. Between two events (a join, an admission, a first token, a f
 steps are one closed form, so a forecast takes O(requests), not O(tokens).
 
 Exact as far as the inputs are: while the budget of a step is constant (no target time, or a model without
-`per_attended_s`) and prompts share it without a remainder. Otherwise steps whose
-budgets differ by little are played together, and the rotation of remainders, which no Status shows, may move a first
-token by a step.
+`per_attended_s`) and prompts share it without a remainder. Otherwise steps whose budgets differ by little are played
+together, and the rotation of remainders, which no Status shows, may move a first token by a step.
 """
 
 from __future__ import annotations

@@ -62,7 +62,8 @@ class Wide:
         self._seen: dict[str, tuple[Snapshot, Rough | None]] = {}
 
     def hear(self, name: str, snapshot: Snapshot, received_at_s: float) -> None:
-        """The newest Status of a backend that takes work; costs nothing where it is the one of last time."""
+        """The newest Status of a backend that takes work; costs nothing where it is the one of last time. One without a
+        speed is never on the list, so in a wide fleet it is not explored either."""
         seen = self._seen.get(name)
         if seen is None or seen[0] is not snapshot:
             if seen is not None and seen[0].incarnation != snapshot.incarnation:
