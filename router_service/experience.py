@@ -27,7 +27,7 @@ class Experience:
         self._arrivals = Arrivals()
 
     def arrived(self, now_s: float) -> None:
-        """A request has come to the router."""
+        """A request has come that any backend may take. One that names its backend says nothing of the others' pace."""
         self._arrivals.note(now_s)
 
     def expecting(self, request: RoutingRequest, prompt_tokens: int) -> RoutingRequest:
@@ -51,9 +51,10 @@ class Experience:
         )
         return Outlook(load, self._arrivals.coming_in_s(name), why)
 
-    def booked(self, lease: Lease, price: Price) -> None:
-        """A request was sent somewhere."""
-        self._arrivals.sent(lease.backend)
+    def booked(self, lease: Lease, price: Price, *, pinned: bool = False) -> None:
+        """A request was sent somewhere. `pinned`: because it named that backend."""
+        if not pinned:
+            self._arrivals.sent(lease.backend)
         if price.priced_by == EXPLORATION:
             self._exploration.begin(lease.backend, lease.incarnation, lease.attempt_id, lease.booked_s)
 

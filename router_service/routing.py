@@ -96,7 +96,7 @@ class Routing:
             key_of(spec.prompt) if self._wide_fleet else (),
             failed or {},
         )
-        if book and not look.failed:
+        if book and not look.failed and not look.request.hints.backend:
             self._experience.arrived(self._clock())
         with self._telemetry.span("route") as span:
             probe_from_s = self._clock()
@@ -201,7 +201,7 @@ class Routing:
             workload=spec.workload,
             ignore_eos=spec.ignore_eos,
         )
-        self._experience.booked(lease, choice.prices.get(chosen.name, Price()))
+        self._experience.booked(lease, choice.prices.get(chosen.name, Price()), pinned=bool(spec.routing.backend))
         if self._wide_fleet:
             self._wide.booked(lease, keys)
         self._fleet.changes.publish(None)

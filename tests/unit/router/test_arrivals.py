@@ -40,9 +40,41 @@ def test_they_go_where_the_last_ones_went():
     assert arrivals.coming_in_s("c") == ()
 
 
-def test_after_a_pause_nothing_is_expected():
-    arrivals = after([0.1 * n for n in range(8)])
-    arrivals.note(0.7 + PAUSE_S + 0.1)
-    assert arrivals.coming_in_s("a") == ()
-    arrivals.note(0.7 + PAUSE_S + 0.3)
-    assert arrivals.coming_in_s("a") == pytest.approx((0.2, 0.4))
+def spells(*lengths, gap_s=0.1) -> Arrivals:
+    """Spells of these lengths, the last of them the present one."""
+    arrivals, now_s = Arrivals(), 0.0
+    for length in lengths:
+        for _ in range(length):
+            arrivals.note(now_s)
+            arrivals.sent("a")
+            now_s += gap_s
+        now_s += PAUSE_S
+    return arrivals
+
+
+def test_the_first_of_a_burst_expects_what_earlier_bursts_had():
+    assert spells(8, 1).coming_in_s("a") == pytest.approx((0.1, 0.2, 0.3))
+    assert spells(2, 1).coming_in_s("a") == pytest.approx((0.1,))
+
+
+def test_a_single_request_after_single_requests_expects_nothing():
+    assert spells(1, 1, 1, 1).coming_in_s("a") == ()
+    assert spells(1, 8, 1, 1, 1).coming_in_s("a") == ()
+
+
+def test_the_end_of_a_burst_is_known_from_earlier_ones():
+    assert len(spells(8, 7).coming_in_s("a")) == 1
+    assert spells(8, 8).coming_in_s("a") == ()
+
+
+def test_a_spell_longer_than_all_before_is_taken_to_go_on():
+    assert len(spells(8, 9).coming_in_s("a")) == MOST_COMING
+    assert len(spells(1, 2).coming_in_s("a")) == 2
+
+
+def test_the_gap_in_a_spell_is_its_own():
+    start_s = 10 * PAUSE_S
+    arrivals = after([0.1 * n for n in range(8)] + [start_s], sent="aaaaaaaaa")
+    assert arrivals.coming_in_s("a")[0] == pytest.approx(0.1)
+    arrivals.note(start_s + 0.9)
+    assert arrivals.coming_in_s("a")[0] == pytest.approx(0.9)
