@@ -13,7 +13,16 @@ from google.protobuf.message import DecodeError, Message
 from google.rpc import error_details_pb2, status_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status
 
-from service_kit.faults import EngineFailed, Fault, InvalidRequest, Overloaded, Unavailable, UnknownName
+from service_kit.faults import (
+    EngineFailed,
+    Fault,
+    Forbidden,
+    InvalidRequest,
+    Overloaded,
+    Unauthenticated,
+    Unavailable,
+    UnknownName,
+)
 
 DOMAIN = "phaseroute"
 MAX_MESSAGE_BYTES = 512
@@ -29,6 +38,8 @@ _CODES: dict[type[Fault], grpc.StatusCode] = {
     Overloaded: grpc.StatusCode.RESOURCE_EXHAUSTED,
     Unavailable: grpc.StatusCode.UNAVAILABLE,
     EngineFailed: grpc.StatusCode.INTERNAL,
+    Unauthenticated: grpc.StatusCode.UNAUTHENTICATED,
+    Forbidden: grpc.StatusCode.PERMISSION_DENIED,
 }
 _BY_NUMBER: dict[int, grpc.StatusCode] = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -52,7 +63,7 @@ def to_status(fault: Fault) -> status_pb2.Status:
     if isinstance(fault, UpstreamFailed):
         return fault.status
     code = next((_CODES[cls] for cls in type(fault).__mro__ if cls in _CODES), grpc.StatusCode.INTERNAL)
-    details: list[Message] = [error_details_pb2.ErrorInfo(reason=fault.reason, domain=DOMAIN)]
+    details: list[Message] = [error_details_pb2.ErrorInfo(reason=fault.reason, domain=DOMAIN, metadata=fault.metadata)]
     if isinstance(fault, InvalidRequest):
         violation = error_details_pb2.BadRequest.FieldViolation(
             field=_shorten(fault.field), description=_shorten(fault.problem)

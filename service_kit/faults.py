@@ -6,12 +6,16 @@ status code; nothing else does.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 
 class Fault(Exception):
     """Base of everything a caller is told. `str(fault)` is the message they read."""
 
     reason = "FAULT"
     """Machine-readable constant, sent as `google.rpc.ErrorInfo.reason`."""
+    metadata: Mapping[str, str] = {}
+    """More for machines, sent as `google.rpc.ErrorInfo.metadata`: a few short values, nothing of a prompt or answer."""
 
 
 class InvalidRequest(Fault):
@@ -46,6 +50,18 @@ class Unavailable(Fault):
     """Nobody can serve this now, but the same call may work later (UNAVAILABLE)."""
 
     reason = "UNAVAILABLE"
+
+
+class Unauthenticated(Fault):
+    """Nobody knows who is calling (UNAUTHENTICATED)."""
+
+    reason = "UNAUTHENTICATED"
+
+
+class Forbidden(Fault):
+    """The caller is known and may not do this (PERMISSION_DENIED)."""
+
+    reason = "FORBIDDEN"
 
 
 class EngineFailed(Fault):

@@ -121,6 +121,13 @@ class GenerateSpec:
     """Empty when no router sent this."""
     reusable_tokens: int | None
     """The router's estimate, None without a router."""
+    generated: tuple[int, ...] = ()
+    """The beginning of the answer, which a backend that was lost since has generated; fewer than or as many as
+    `max_new_tokens`."""
+    client: str = ""
+    """Whose request a router says that this is; empty without a router, or when it does not know."""
+    cache_salt: str = ""
+    """As a router has it: prompts share a cache only where this is equal."""
 
 
 def parse_generate(request: pb.GenerateRequest) -> GenerateSpec:
@@ -132,6 +139,12 @@ def parse_generate(request: pb.GenerateRequest) -> GenerateSpec:
             f"is {max_new_tokens}; ask for at least 1 token, or leave it out for {DEFAULT_MAX_NEW_TOKENS}",
         )
     attempt = request.attempt if request.HasField("attempt") else None
+    if attempt and len(attempt.generated_token_ids) > max_new_tokens:
+        raise InvalidRequest(
+            "attempt.generated_token_ids",
+            f"has {len(attempt.generated_token_ids)} ids, more than max_new_tokens of {max_new_tokens}; the answer was "
+            "complete before",
+        )
     return GenerateSpec(
         prompt=parse_prompt(request.prompt),
         max_new_tokens=max_new_tokens,
@@ -150,6 +163,9 @@ def parse_generate(request: pb.GenerateRequest) -> GenerateSpec:
         ),
         attempt_id=_label("attempt.id", attempt.id) if attempt else "",
         reusable_tokens=attempt.reusable_tokens if attempt and attempt.HasField("reusable_tokens") else None,
+        generated=tuple(attempt.generated_token_ids) if attempt else (),
+        client=_label("attempt.client", attempt.client) if attempt else "",
+        cache_salt=_label("attempt.cache_salt", attempt.cache_salt) if attempt else "",
     )
 
 

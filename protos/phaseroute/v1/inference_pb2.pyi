@@ -103,12 +103,18 @@ class RoutingHints(_message.Message):
     def __init__(self, policy: _Optional[str] = ..., backend: _Optional[str] = ..., excluded_backends: _Optional[_Iterable[str]] = ..., precision: _Optional[str] = ..., ttft_slo_s: _Optional[float] = ...) -> None: ...
 
 class Attempt(_message.Message):
-    __slots__ = ("id", "reusable_tokens")
+    __slots__ = ("id", "reusable_tokens", "generated_token_ids", "client", "cache_salt")
     ID_FIELD_NUMBER: _ClassVar[int]
     REUSABLE_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     id: str
     reusable_tokens: int
-    def __init__(self, id: _Optional[str] = ..., reusable_tokens: _Optional[int] = ...) -> None: ...
+    generated_token_ids: _containers.RepeatedScalarFieldContainer[int]
+    client: str
+    cache_salt: str
+    def __init__(self, id: _Optional[str] = ..., reusable_tokens: _Optional[int] = ..., generated_token_ids: _Optional[_Iterable[int]] = ..., client: _Optional[str] = ..., cache_salt: _Optional[str] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
     __slots__ = ("prompt", "max_new_tokens", "sampling", "stop", "ignore_eos", "workload", "model", "routing", "attempt", "priority")
@@ -183,7 +189,7 @@ class Timings(_message.Message):
     def __init__(self, queue_s: _Optional[float] = ..., prefill_s: _Optional[float] = ..., decode_s: _Optional[float] = ...) -> None: ...
 
 class RoutingRecord(_message.Message):
-    __slots__ = ("decision_id", "policy", "backend", "attempts", "predicted_ttft_s", "predicted_finish_s", "actual_ttft_s", "actual_finish_s", "predicted_new_tokens")
+    __slots__ = ("decision_id", "policy", "backend", "attempts", "predicted_ttft_s", "predicted_finish_s", "actual_ttft_s", "actual_finish_s", "predicted_new_tokens", "continuations")
     DECISION_ID_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
@@ -193,6 +199,7 @@ class RoutingRecord(_message.Message):
     ACTUAL_TTFT_S_FIELD_NUMBER: _ClassVar[int]
     ACTUAL_FINISH_S_FIELD_NUMBER: _ClassVar[int]
     PREDICTED_NEW_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    CONTINUATIONS_FIELD_NUMBER: _ClassVar[int]
     decision_id: str
     policy: str
     backend: str
@@ -202,7 +209,8 @@ class RoutingRecord(_message.Message):
     actual_ttft_s: float
     actual_finish_s: float
     predicted_new_tokens: float
-    def __init__(self, decision_id: _Optional[str] = ..., policy: _Optional[str] = ..., backend: _Optional[str] = ..., attempts: _Optional[int] = ..., predicted_ttft_s: _Optional[float] = ..., predicted_finish_s: _Optional[float] = ..., actual_ttft_s: _Optional[float] = ..., actual_finish_s: _Optional[float] = ..., predicted_new_tokens: _Optional[float] = ...) -> None: ...
+    continuations: int
+    def __init__(self, decision_id: _Optional[str] = ..., policy: _Optional[str] = ..., backend: _Optional[str] = ..., attempts: _Optional[int] = ..., predicted_ttft_s: _Optional[float] = ..., predicted_finish_s: _Optional[float] = ..., actual_ttft_s: _Optional[float] = ..., actual_finish_s: _Optional[float] = ..., predicted_new_tokens: _Optional[float] = ..., continuations: _Optional[int] = ...) -> None: ...
 
 class StatusRequest(_message.Message):
     __slots__ = ()
@@ -225,7 +233,7 @@ class WatchStatusResponse(_message.Message):
     def __init__(self, status: _Optional[_Union[BackendStatus, _Mapping]] = ...) -> None: ...
 
 class BackendStatus(_message.Message):
-    __slots__ = ("incarnation", "sequence", "model", "engine", "max_active", "max_queued", "requests", "kv_cache", "isolated_rates", "step_model", "draining", "seconds_since_progress", "scheduling_policy", "max_active_reason", "step_rules")
+    __slots__ = ("incarnation", "sequence", "model", "engine", "max_active", "max_queued", "requests", "kv_cache", "isolated_rates", "step_model", "draining", "seconds_since_progress", "scheduling_policy", "max_active_reason", "step_rules", "max_queued_tokens")
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     SEQUENCE_FIELD_NUMBER: _ClassVar[int]
     MODEL_FIELD_NUMBER: _ClassVar[int]
@@ -241,6 +249,7 @@ class BackendStatus(_message.Message):
     SCHEDULING_POLICY_FIELD_NUMBER: _ClassVar[int]
     MAX_ACTIVE_REASON_FIELD_NUMBER: _ClassVar[int]
     STEP_RULES_FIELD_NUMBER: _ClassVar[int]
+    MAX_QUEUED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     incarnation: str
     sequence: int
     model: ModelInfo
@@ -256,7 +265,8 @@ class BackendStatus(_message.Message):
     scheduling_policy: str
     max_active_reason: str
     step_rules: StepRules
-    def __init__(self, incarnation: _Optional[str] = ..., sequence: _Optional[int] = ..., model: _Optional[_Union[ModelInfo, _Mapping]] = ..., engine: _Optional[_Union[EngineInfo, _Mapping]] = ..., max_active: _Optional[int] = ..., max_queued: _Optional[int] = ..., requests: _Optional[_Iterable[_Union[RequestStatus, _Mapping]]] = ..., kv_cache: _Optional[_Union[KvCacheStatus, _Mapping]] = ..., isolated_rates: _Optional[_Union[IsolatedRates, _Mapping]] = ..., step_model: _Optional[_Union[StepModel, _Mapping]] = ..., draining: _Optional[bool] = ..., seconds_since_progress: _Optional[float] = ..., scheduling_policy: _Optional[str] = ..., max_active_reason: _Optional[str] = ..., step_rules: _Optional[_Union[StepRules, _Mapping]] = ...) -> None: ...
+    max_queued_tokens: int
+    def __init__(self, incarnation: _Optional[str] = ..., sequence: _Optional[int] = ..., model: _Optional[_Union[ModelInfo, _Mapping]] = ..., engine: _Optional[_Union[EngineInfo, _Mapping]] = ..., max_active: _Optional[int] = ..., max_queued: _Optional[int] = ..., requests: _Optional[_Iterable[_Union[RequestStatus, _Mapping]]] = ..., kv_cache: _Optional[_Union[KvCacheStatus, _Mapping]] = ..., isolated_rates: _Optional[_Union[IsolatedRates, _Mapping]] = ..., step_model: _Optional[_Union[StepModel, _Mapping]] = ..., draining: _Optional[bool] = ..., seconds_since_progress: _Optional[float] = ..., scheduling_policy: _Optional[str] = ..., max_active_reason: _Optional[str] = ..., step_rules: _Optional[_Union[StepRules, _Mapping]] = ..., max_queued_tokens: _Optional[int] = ...) -> None: ...
 
 class StepRules(_message.Message):
     __slots__ = ("step_tokens", "step_target_s", "promote_batch_after_s")
@@ -293,7 +303,7 @@ class EngineInfo(_message.Message):
     def __init__(self, name: _Optional[str] = ..., device: _Optional[str] = ..., simulated: _Optional[bool] = ...) -> None: ...
 
 class RequestStatus(_message.Message):
-    __slots__ = ("attempt_id", "phase", "remaining_prefill_tokens", "remaining_decode_tokens", "generated_tokens", "context_tokens", "priority", "workload", "ignore_eos", "prompt_tokens", "cached_tokens", "due_in_s")
+    __slots__ = ("attempt_id", "phase", "remaining_prefill_tokens", "remaining_decode_tokens", "generated_tokens", "context_tokens", "priority", "workload", "ignore_eos", "prompt_tokens", "cached_tokens", "due_in_s", "client")
     ATTEMPT_ID_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     REMAINING_PREFILL_TOKENS_FIELD_NUMBER: _ClassVar[int]
@@ -306,6 +316,7 @@ class RequestStatus(_message.Message):
     PROMPT_TOKENS_FIELD_NUMBER: _ClassVar[int]
     CACHED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DUE_IN_S_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_FIELD_NUMBER: _ClassVar[int]
     attempt_id: str
     phase: RequestPhase
     remaining_prefill_tokens: int
@@ -318,7 +329,8 @@ class RequestStatus(_message.Message):
     prompt_tokens: int
     cached_tokens: int
     due_in_s: float
-    def __init__(self, attempt_id: _Optional[str] = ..., phase: _Optional[_Union[RequestPhase, str]] = ..., remaining_prefill_tokens: _Optional[int] = ..., remaining_decode_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., context_tokens: _Optional[int] = ..., priority: _Optional[_Union[Priority, str]] = ..., workload: _Optional[str] = ..., ignore_eos: _Optional[bool] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., due_in_s: _Optional[float] = ...) -> None: ...
+    client: str
+    def __init__(self, attempt_id: _Optional[str] = ..., phase: _Optional[_Union[RequestPhase, str]] = ..., remaining_prefill_tokens: _Optional[int] = ..., remaining_decode_tokens: _Optional[int] = ..., generated_tokens: _Optional[int] = ..., context_tokens: _Optional[int] = ..., priority: _Optional[_Union[Priority, str]] = ..., workload: _Optional[str] = ..., ignore_eos: _Optional[bool] = ..., prompt_tokens: _Optional[int] = ..., cached_tokens: _Optional[int] = ..., due_in_s: _Optional[float] = ..., client: _Optional[str] = ...) -> None: ...
 
 class KvCacheStatus(_message.Message):
     __slots__ = ("capacity_tokens", "used_tokens", "retained_tokens", "reserved_tokens", "host_tokens", "host_capacity_tokens", "padded")
@@ -375,10 +387,12 @@ class RowCorrection(_message.Message):
     def __init__(self, rows: _Optional[int] = ..., seconds: _Optional[float] = ...) -> None: ...
 
 class CacheProbeRequest(_message.Message):
-    __slots__ = ("prompt",)
+    __slots__ = ("prompt", "cache_salt")
     PROMPT_FIELD_NUMBER: _ClassVar[int]
+    CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
     prompt: Prompt
-    def __init__(self, prompt: _Optional[_Union[Prompt, _Mapping]] = ...) -> None: ...
+    cache_salt: str
+    def __init__(self, prompt: _Optional[_Union[Prompt, _Mapping]] = ..., cache_salt: _Optional[str] = ...) -> None: ...
 
 class CacheProbeResponse(_message.Message):
     __slots__ = ("prompt_tokens", "reusable_tokens")

@@ -26,6 +26,13 @@ class BackendState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     BACKEND_STATE_SERVING: _ClassVar[BackendState]
     BACKEND_STATE_DRAINING: _ClassVar[BackendState]
     BACKEND_STATE_UNREACHABLE: _ClassVar[BackendState]
+
+class BreakerState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    BREAKER_STATE_UNSPECIFIED: _ClassVar[BreakerState]
+    BREAKER_STATE_CLOSED: _ClassVar[BreakerState]
+    BREAKER_STATE_OPEN: _ClassVar[BreakerState]
+    BREAKER_STATE_HALF_OPEN: _ClassVar[BreakerState]
 PROBE_OUTCOME_UNSPECIFIED: ProbeOutcome
 PROBE_OUTCOME_ANSWERED: ProbeOutcome
 PROBE_OUTCOME_LATE: ProbeOutcome
@@ -36,6 +43,10 @@ BACKEND_STATE_CONNECTING: BackendState
 BACKEND_STATE_SERVING: BackendState
 BACKEND_STATE_DRAINING: BackendState
 BACKEND_STATE_UNREACHABLE: BackendState
+BREAKER_STATE_UNSPECIFIED: BreakerState
+BREAKER_STATE_CLOSED: BreakerState
+BREAKER_STATE_OPEN: BreakerState
+BREAKER_STATE_HALF_OPEN: BreakerState
 
 class RouteRequest(_message.Message):
     __slots__ = ("request",)
@@ -180,7 +191,7 @@ class ListBackendsResponse(_message.Message):
     def __init__(self, backends: _Optional[_Iterable[_Union[BackendEntry, _Mapping]]] = ...) -> None: ...
 
 class BackendEntry(_message.Message):
-    __slots__ = ("name", "target", "state", "detail", "status", "status_age_s", "booked_requests", "left_out")
+    __slots__ = ("name", "target", "state", "detail", "status", "status_age_s", "booked_requests", "left_out", "breaker")
     NAME_FIELD_NUMBER: _ClassVar[int]
     TARGET_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -189,6 +200,7 @@ class BackendEntry(_message.Message):
     STATUS_AGE_S_FIELD_NUMBER: _ClassVar[int]
     BOOKED_REQUESTS_FIELD_NUMBER: _ClassVar[int]
     LEFT_OUT_FIELD_NUMBER: _ClassVar[int]
+    BREAKER_FIELD_NUMBER: _ClassVar[int]
     name: str
     target: str
     state: BackendState
@@ -197,7 +209,18 @@ class BackendEntry(_message.Message):
     status_age_s: float
     booked_requests: int
     left_out: str
-    def __init__(self, name: _Optional[str] = ..., target: _Optional[str] = ..., state: _Optional[_Union[BackendState, str]] = ..., detail: _Optional[str] = ..., status: _Optional[_Union[_inference_pb2.BackendStatus, _Mapping]] = ..., status_age_s: _Optional[float] = ..., booked_requests: _Optional[int] = ..., left_out: _Optional[str] = ...) -> None: ...
+    breaker: Breaker
+    def __init__(self, name: _Optional[str] = ..., target: _Optional[str] = ..., state: _Optional[_Union[BackendState, str]] = ..., detail: _Optional[str] = ..., status: _Optional[_Union[_inference_pb2.BackendStatus, _Mapping]] = ..., status_age_s: _Optional[float] = ..., booked_requests: _Optional[int] = ..., left_out: _Optional[str] = ..., breaker: _Optional[_Union[Breaker, _Mapping]] = ...) -> None: ...
+
+class Breaker(_message.Message):
+    __slots__ = ("state", "failures", "retry_in_s")
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    FAILURES_FIELD_NUMBER: _ClassVar[int]
+    RETRY_IN_S_FIELD_NUMBER: _ClassVar[int]
+    state: BreakerState
+    failures: int
+    retry_in_s: float
+    def __init__(self, state: _Optional[_Union[BreakerState, str]] = ..., failures: _Optional[int] = ..., retry_in_s: _Optional[float] = ...) -> None: ...
 
 class WatchDecisionsRequest(_message.Message):
     __slots__ = ()
@@ -224,12 +247,14 @@ class Outcome(_message.Message):
     def __init__(self, decision_id: _Optional[str] = ..., code: _Optional[str] = ..., routing: _Optional[_Union[_inference_pb2.RoutingRecord, _Mapping]] = ..., usage: _Optional[_Union[_inference_pb2.Usage, _Mapping]] = ...) -> None: ...
 
 class DrainBackendRequest(_message.Message):
-    __slots__ = ("backend", "undo")
+    __slots__ = ("backend", "undo", "grace_s")
     BACKEND_FIELD_NUMBER: _ClassVar[int]
     UNDO_FIELD_NUMBER: _ClassVar[int]
+    GRACE_S_FIELD_NUMBER: _ClassVar[int]
     backend: str
     undo: bool
-    def __init__(self, backend: _Optional[str] = ..., undo: _Optional[bool] = ...) -> None: ...
+    grace_s: float
+    def __init__(self, backend: _Optional[str] = ..., undo: _Optional[bool] = ..., grace_s: _Optional[float] = ...) -> None: ...
 
 class DrainBackendResponse(_message.Message):
     __slots__ = ("backend",)

@@ -80,7 +80,7 @@ class RouterServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def DrainBackend(self, request, context):
-        """Sends a backend no new work, or takes that back; streams running there go on.
+        """Sends a backend no new work, or takes that back; streams running there go on, there or after a grace period elsewhere.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
