@@ -40,7 +40,7 @@ class RouterSettings(Settings, env_prefix="PHASEROUTE_ROUTER_", cli_prog_name="p
         1.0, ge=0, le=10, description="What the delay of other requests counts beside a request's own time; 0: nothing"
     )
     latest_weight: float = Field(
-        0.25, ge=0, le=10, description="What it counts that the last request of all finishes later; 0: nothing"
+        1.0, ge=0, le=10, description="What it counts that the last request of all finishes later; 0: nothing"
     )
     explore_after_s: float = Field(
         600.0,

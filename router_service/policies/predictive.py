@@ -25,7 +25,7 @@ class Objective:
 
     others_weight: float = 1.0
     """Of the delay that a request puts on others, beside its own finish time. 0: only its own counts."""
-    latest_weight: float = 0.25
+    latest_weight: float = 1.0
     """Of how much later the last request of all, on any backend, finishes. Sums alone are almost indifferent to who
     works last, so that one backend may go on for a while when all others are done."""
     batch_weight: float = 1.0
