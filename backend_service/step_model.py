@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backend_service.least_squares import Floats, non_negative
-from backend_service.step_samples import ENOUGH_ALIKE, StepSamples
+from backend_service.step_samples import ENOUGH_ALIKE, Predict, StepSamples
 from service_kit.step_time import StepModel, StepShape
 
 MIN_SAMPLES = 16
@@ -104,15 +104,19 @@ class StepFit:
 
     def observe(self, shape: StepShape, seconds: float, at_s: float | None = None) -> None:
         """Record a step that finished at `at_s`. Raises `ValueError` unless `seconds` is finite and not negative."""
-        model = self._model
-        self._samples.add(shape, _checked(seconds), (lambda steps: _seconds(model, steps)) if model else None)
+        self._samples.add(shape, _checked(seconds), self._predict)
         self.newest_s = at_s
 
     def fit(self) -> StepModel | None:
         """The model of the steps kept; None below `MIN_SAMPLES` of them."""
-        steps, kinds = self._samples.table()
+        steps, kinds = self._samples.table(self._predict)
         self._model = _fit(steps[:, :4], steps[:, 4], kinds) if len(steps) >= MIN_SAMPLES else None
         return self._model
+
+    @property
+    def _predict(self) -> Predict | None:
+        model = self._model
+        return None if model is None else lambda steps: _seconds(model, steps)
 
 
 def _checked(seconds: float) -> float:

@@ -63,6 +63,9 @@ class StepSamples:
     without its likes says nothing. Nor is it known at which speed those ran that came after the last of the likes: they
     stay as they were measured, and follow when their own kind runs again. (To scale them too makes two kinds that take
     turns undo each other's scale for ever.)
+
+    Each such change of scale is a little off, and a kind that does not run for long has seen many of them. So decode of
+    a size that is not among the latest steps is priced by the calibration: as it was to a size that is among them.
     """
 
     def __init__(self, *, prefill_window: int, decode_window: int, decode_limit: int) -> None:
@@ -72,13 +75,19 @@ class StepSamples:
         self._decode_window = decode_window
         self._decode_limit = decode_limit
         self._decode: dict[int, _Ring] = {}
+        self._seeds: dict[int, Floats] = {}
+        """The calibration's decode by rows, as it was measured."""
         self._recent: deque[_Recent] = deque()
         """Not among the samples that others are compared with: else a new speed would soon look like the old one."""
         self._number = 0
 
     def seed(self, shape: StepShape, seconds: float) -> None:
         """A step that was measured before this began."""
-        self._keep(_row(shape, seconds, 0))
+        row = _row(shape, seconds, 0)
+        self._keep(row)
+        if shape.tokens == shape.rows:
+            known = self._seeds.get(shape.rows)
+            self._seeds[shape.rows] = row[None] if known is None else np.concatenate([known, row[None]])
 
     def add(self, shape: StepShape, seconds: float, predict: Predict | None) -> None:
         """A step that just ended. `predict`: where there is a model; nothing is compared without."""
@@ -99,8 +108,11 @@ class StepSamples:
         if recent.off():
             self._follow_speed()
 
-    def table(self) -> tuple[Floats, NDArray[np.int64]]:
-        """Columns 1, T, D, A, seconds (n, 5), and each step's kind (n,): D for pure decode, -1 - D with prefill."""
+    def table(self, predict: Predict | None = None) -> tuple[Floats, NDArray[np.int64]]:
+        """Columns 1, T, D, A, seconds (n, 5), and each step's kind (n,): D for pure decode, -1 - D with prefill.
+        `predict`: of the last model, where there is one."""
+        if predict:
+            self._anchor(predict)
         each = max(2 * ENOUGH_ALIKE, self._decode_limit // max(1, len(self._decode)))
         kept = [self._prefill.rows, *(ring.latest(each) for ring in self._decode.values())]
         recent = [recent.row for recent in self._recent]
@@ -159,6 +171,25 @@ class StepSamples:
                 recent.row[_SECONDS] *= factor
             recent.ratio = None  # it has spoken
 
+    def _anchor(self, predict: Predict) -> None:
+        """Price decode of each size that did not run lately as the calibration had it beside the nearest size that did.
+        `predict` bridges different contexts only: always of equal rows."""
+        ran: dict[int, list[Floats]] = {}
+        for recent in self._recent:
+            if recent.row[_TOKENS] == recent.row[_ROWS]:
+                ran.setdefault(int(recent.row[_ROWS]), []).append(recent.row)
+        known = {rows: steps for rows, steps in self._seeds.items() if len(steps) >= ENOUGH_ALIKE}
+        slower = {
+            rows: _pace(np.array(steps[-_JUDGED:]), predict) / _pace(known[rows], predict)
+            for rows, steps in ran.items()
+            if rows in known and len(steps) >= ENOUGH_ALIKE
+        }
+        for rows, seeds in known.items():
+            if slower and rows not in ran and rows in self._decode:
+                nearest = min(slower, key=lambda size: (abs(size - rows), size))
+                kept = self._decode[rows].rows
+                kept[:, _SECONDS] *= slower[nearest] * _pace(seeds, predict) / _pace(kept, predict)
+
 
 class _Ring:
     """The last `size` rows put in, in no particular order."""
@@ -186,6 +217,11 @@ class _Ring:
 
 def _row(shape: StepShape, seconds: float, number: int) -> Floats:
     return np.array([1.0, shape.tokens, shape.rows, shape.attended, seconds, number])
+
+
+def _pace(rows: Floats, predict: Predict) -> float:
+    """The median of measured to expected time."""
+    return max(float(np.median(rows[:, _SECONDS] / np.maximum(predict(rows[:, _SHAPE]), 1e-9))), 1e-9)
 
 
 def _alike(rows: Floats, row: Floats) -> Floats | None:
