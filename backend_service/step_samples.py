@@ -172,23 +172,29 @@ class StepSamples:
             recent.ratio = None  # it has spoken
 
     def _anchor(self, predict: Predict) -> None:
-        """Price decode of each size that did not run lately as the calibration had it beside the nearest size that did.
-        `predict` bridges different contexts only: always of equal rows."""
-        ran: dict[int, list[Floats]] = {}
-        for recent in self._recent:
-            if recent.row[_TOKENS] == recent.row[_ROWS]:
-                ran.setdefault(int(recent.row[_ROWS]), []).append(recent.row)
-        known = {rows: steps for rows, steps in self._seeds.items() if len(steps) >= ENOUGH_ALIKE}
+        """Price decode of each size that did not run lately as the calibration had it beside the nearest size that did,
+        on a line between the sizes that were calibrated. `predict` bridges different contexts only, always of equal
+        rows: between sizes it may be off."""
+        recent = [each.row for each in self._recent if each.row[_TOKENS] == each.row[_ROWS]]
+        known = sorted(rows for rows, steps in self._seeds.items() if len(steps) >= ENOUGH_ALIKE)
+        if not known or not recent:
+            return
+        latest = np.array(recent)
+        context = float(np.median(latest[:, _ATTENDED] / latest[:, _ROWS]))
+        calibrated_s = [_typical_s(self._seeds[rows], context, predict) for rows in known]
+        ran = {int(rows): latest[latest[:, _ROWS] == rows][-_JUDGED:] for rows in np.unique(latest[:, _ROWS])}
         slower = {
-            rows: _pace(np.array(steps[-_JUDGED:]), predict) / _pace(known[rows], predict)
+            rows: _typical_s(steps, context, predict) / float(np.interp(rows, known, calibrated_s))
             for rows, steps in ran.items()
-            if rows in known and len(steps) >= ENOUGH_ALIKE
+            if known[0] <= rows <= known[-1] and len(steps) >= ENOUGH_ALIKE
         }
-        for rows, seeds in known.items():
-            if slower and rows not in ran and rows in self._decode:
+        if not slower:
+            return
+        for rows, ring in self._decode.items():
+            if rows not in ran and known[0] <= rows <= known[-1]:
                 nearest = min(slower, key=lambda size: (abs(size - rows), size))
-                kept = self._decode[rows].rows
-                kept[:, _SECONDS] *= slower[nearest] * _pace(seeds, predict) / _pace(kept, predict)
+                now_s = slower[nearest] * float(np.interp(rows, known, calibrated_s))
+                ring.rows[:, _SECONDS] *= now_s / _typical_s(ring.rows, context, predict)
 
 
 class _Ring:
@@ -219,9 +225,12 @@ def _row(shape: StepShape, seconds: float, number: int) -> Floats:
     return np.array([1.0, shape.tokens, shape.rows, shape.attended, seconds, number])
 
 
-def _pace(rows: Floats, predict: Predict) -> float:
-    """The median of measured to expected time."""
-    return max(float(np.median(rows[:, _SECONDS] / np.maximum(predict(rows[:, _SHAPE]), 1e-9))), 1e-9)
+def _typical_s(rows: Floats, context: float, predict: Predict) -> float:
+    """The median of decode steps of equal rows, as if each had had contexts of this length."""
+    there = rows[:, _SHAPE].copy()
+    there[:, _ATTENDED] = context * there[:, _ROWS]
+    seconds = rows[:, _SECONDS] * predict(there) / np.maximum(predict(rows[:, _SHAPE]), 1e-9)
+    return max(float(np.median(seconds)), 1e-9)
 
 
 def _alike(rows: Floats, row: Floats) -> Floats | None:
