@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from backend_service.step_model import IsolatedRates
 from backend_service.step_samples import ENOUGH_ALIKE
 from service_kit.faults import StartupFailed
 from service_kit.requests import Sampling
+from service_kit.state_files import SHARED, StateFile, StateFormat
 from service_kit.step_time import StepShape
 
 STEP_TARGET_S = 0.15
@@ -37,7 +37,7 @@ _BATCH_STEPS = 9
 """Of each batch size; the first one prepares, and is not a sample."""
 _LEAST_BATCH_STEPS = 1 + ENOUGH_ALIKE
 _BATCH_LIMIT_S = 0.35
-_FORMAT = 3
+_FILE = StateFormat("measured rates", 4, "rates are measured anew", mode=SHARED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,14 +181,7 @@ def step_target_s(decode_tokens_per_s: float) -> float:
     return max(STEP_TARGET_S, _FIXED_COSTS / decode_tokens_per_s)
 
 
-@dataclass(frozen=True, slots=True)
-class _Saved:
-    format: int
-    key: str
-    profile: Profile
-
-
-_FILE: TypeAdapter[_Saved] = TypeAdapter(_Saved)
+_PROFILE: TypeAdapter[Profile] = TypeAdapter(Profile)
 
 
 class ProfileStore:
@@ -198,23 +191,29 @@ class ProfileStore:
         self._directory = directory
 
     def load(self, key: str) -> Profile | None:
-        """The saved profile, or None when there is none, or none that can be read."""
-        try:
-            saved = _FILE.validate_json(self._path(key).read_bytes())
-        except (OSError, ValidationError):
+        """The saved profile, or None when there is none, or none of use, and then a warning says why."""
+        file = self._file(key)
+        saved = file.read()
+        if saved is None:
             return None
-        return saved.profile if (saved.format, saved.key) == (_FORMAT, key) else None
+        if saved.get("key") != key:
+            file.reject("it was measured for another model, engine or settings")
+            return None
+        try:
+            profile = _PROFILE.validate_python(saved.get("profile"))
+        except ValidationError:
+            file.reject("it is not what this version writes")
+            return None
+        return profile
 
     def save(self, key: str, profile: Profile) -> Path:
-        """Write it whole or not at all. Raises OSError."""
-        path = self._path(key)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_suffix(f".{os.getpid()}.partial")
-        partial.write_bytes(_FILE.dump_json(_Saved(_FORMAT, key, profile), indent=1))
-        return partial.replace(path)
+        """Write it whole or not at all, with a warning; where it is then."""
+        file = self._file(key)
+        file.write({"key": key, "profile": _PROFILE.dump_python(profile, mode="json")})
+        return file.path
 
-    def _path(self, key: str) -> Path:
-        return self._directory / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json"
+    def _file(self, key: str) -> StateFile:
+        return StateFile(self._directory / f"{hashlib.sha256(key.encode()).hexdigest()[:16]}.json", _FILE)
 
 
 def _ordinary_tokens(vocabulary_size: int, count: int) -> Iterator[int]:

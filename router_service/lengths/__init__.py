@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 from router_service.lengths.base import LengthEstimator, LengthOutcome, LengthQuery
 from router_service.lengths.budget import Budget
+from router_service.lengths.file import LengthFile
 from router_service.lengths.history import History
 from router_service.lengths.ratio import Ratio
 from service_kit.faults import InvalidRequest
 
-__all__ = ["LENGTH_POLICIES", "LengthEstimator", "LengthOutcome", "LengthQuery", "make_lengths"]
+__all__ = ["LENGTH_POLICIES", "LengthEstimator", "LengthFile", "LengthOutcome", "LengthQuery", "make_lengths"]
 
 LENGTH_POLICIES: dict[str, Callable[[], LengthEstimator]] = {
     History.name: History,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,4 +62,13 @@ class LengthEstimator(Protocol):
 
     def observe(self, outcome: LengthOutcome) -> None:
         """Learn from an answer. Those with ignore_eos teach nothing: leave them out."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """All that it has learnt, as JSON takes it and of bounded size; empty while that is nothing."""
+        ...
+
+    def restore(self, state: object) -> bool:
+        """Know what `state` of an estimator of the same name told, and nothing else: estimates are then what they were
+        there. False for whatever is not such a state; then nothing has changed."""
         ...

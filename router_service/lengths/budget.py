@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from router_service.lengths.base import LengthOutcome, LengthQuery
 
 
@@ -17,3 +19,11 @@ class Budget:
 
     def observe(self, outcome: LengthOutcome) -> None:
         """Learns nothing."""
+
+    def state(self) -> dict[str, Any]:
+        """Nothing."""
+        return {}
+
+    def restore(self, state: object) -> bool:
+        """There is nothing to know."""
+        return False

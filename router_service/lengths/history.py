@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections import OrderedDict
+from typing import Any
 
-import numpy as np
-
+from router_service.lengths.answers import Answers
 from router_service.lengths.base import LengthOutcome, LengthQuery
 from router_service.lengths.survival import TO_THE_BUDGET, Survival
 
-WINDOW_ANSWERS = 256
-"""The latest of each group count, all alike."""
-PRIOR_ANSWERS = 2.0
-"""What the wider group's distribution weighs beside a group's own answers."""
 MAX_GROUPS = 512
 """Clients choose labels. Beyond this, the group that had no answer for longest is forgotten."""
 LONGEST_PROMPT_CLASS = 20
@@ -24,22 +20,26 @@ REFRESH_ANSWERS = 8
 """later it is one of hundreds, and so many are counted together: what was worked out by callers stays good as long."""
 _ANY_PROMPT = -1
 """In place of a class of prompt lengths: all of a workload."""
+_FORMAT = 1
+"""Of what `state` tells."""
+_LONGEST_LABEL = 256
+"""As long as a request's may be."""
 
 
 class History:
     """For each workload and class of prompt lengths (powers of two), the distribution of the latest 256 answers.
 
     A group's prior is the next wider one's distribution: class, workload, all requests, and at last that answers run to
-    their budget. So a new group is priced as its workload is, and the very first request at its budget. State is in
-    memory only, and bounded.
+    their budget. So a new group is priced as its workload is, and the very first request at its budget. State is
+    bounded: 512 groups of 256 answers.
     """
 
     name = "history"
 
     def __init__(self) -> None:
         self.version = 0
-        self._all = _Group()
-        self._groups: OrderedDict[tuple[str, int], _Group] = OrderedDict()
+        self._all = Answers()
+        self._groups: OrderedDict[tuple[str, int], Answers] = OrderedDict()
         """By workload and prompt class; the latest that had an answer is last."""
         self._survivals: dict[tuple[str, int], Survival] = {}
         """What was asked for since the last answer."""
@@ -62,15 +62,43 @@ class History:
         self._all.add(length, ended)
         for prompt_class in (_ANY_PROMPT, _prompt_class(outcome.prompt_tokens)):
             key = (outcome.workload, prompt_class)
-            self._groups.setdefault(key, _Group()).add(length, ended)
+            self._groups.setdefault(key, Answers()).add(length, ended)
             self._groups.move_to_end(key)
         while len(self._groups) > MAX_GROUPS:
             self._groups.popitem(last=False)
-        answers = self._groups[key].answers
-        if answers <= YOUNG_ANSWERS or answers % REFRESH_ANSWERS == 0:
-            self._survivals.clear()
-            self._survival_of_all = None
-            self.version += 1
+        seen = self._groups[key].seen
+        if seen <= YOUNG_ANSWERS or seen % REFRESH_ANSWERS == 0:
+            self._refresh()
+
+    def state(self) -> dict[str, Any]:
+        """The answers of all groups, the one longest without an answer first; 1.5 MB of JSON at most."""
+        if not self._all.seen:
+            return {}
+        return {
+            "format": _FORMAT,
+            "all": self._all.encoded(),
+            "groups": [[*key, answers.encoded()] for key, answers in self._groups.items()],
+        }
+
+    def restore(self, state: object) -> bool:
+        """See `LengthEstimator.restore`. Answers that another one had not yet counted, because few at a time change
+        nothing, are counted here."""
+        match state:
+            case {"format": int(number), "all": every, "groups": list(listed)} if number == _FORMAT:
+                everything = Answers.decoded(every)
+                groups = OrderedDict(group for item in listed if (group := _group(item)) is not None)
+            case _:
+                return False
+        if everything is None or not len(groups) == len(listed) <= MAX_GROUPS:
+            return False
+        self._all, self._groups = everything, groups
+        self._refresh()
+        return True
+
+    def _refresh(self) -> None:
+        self._survivals.clear()
+        self._survival_of_all = None
+        self.version += 1
 
     def _survival(self, key: tuple[str, int]) -> Survival:
         """Of the narrowest group that is known. Kept for known groups only: anybody may ask for any label."""
@@ -91,32 +119,18 @@ class History:
         return self._survival_of_all
 
 
-class _Group:
-    """The latest answers, in a ring: their order is of no account."""
-
-    __slots__ = ("_added", "_ended", "_lengths")
-
-    def __init__(self) -> None:
-        self._lengths = np.zeros(WINDOW_ANSWERS, np.int64)
-        self._ended = np.zeros(WINDOW_ANSWERS, np.bool_)
-        self._added = 0
-
-    def add(self, length_tokens: int, ended: bool) -> None:
-        place = self._added % WINDOW_ANSWERS
-        self._lengths[place] = length_tokens
-        self._ended[place] = ended
-        self._added += 1
-
-    @property
-    def answers(self) -> int:
-        """Seen so far."""
-        return self._added
-
-    def survival(self, prior: Survival) -> Survival:
-        known = min(self._added, WINDOW_ANSWERS)
-        return prior.updated(self._lengths[:known], self._ended[:known], PRIOR_ANSWERS)
-
-
 def _prompt_class(prompt_tokens: int) -> int:
     """k for 2^(k-1) to 2^k - 1 tokens."""
     return min(prompt_tokens.bit_length(), LONGEST_PROMPT_CLASS)
+
+
+def _group(item: object) -> tuple[tuple[str, int], Answers] | None:
+    """One of those that `History.state` lists; None for anything else."""
+    match item:
+        case [str(workload), int(prompt_class), encoded] if (
+            len(workload) <= _LONGEST_LABEL and _ANY_PROMPT <= prompt_class <= LONGEST_PROMPT_CLASS
+        ):
+            answers = Answers.decoded(encoded)
+            return None if answers is None else ((workload, prompt_class), answers)
+        case _:
+            return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from router_service.lengths.base import LengthOutcome, LengthQuery
 
 INITIAL_RATIO = 0.7
@@ -12,6 +14,8 @@ MAX_BUDGET_TOKENS = 4096
 """A larger budget counts as this."""
 MARGIN_TOKENS = 20
 """By how much the answer that outlived the ratio would outlive the next one's."""
+_FORMAT = 1
+"""Of what `state` tells."""
 
 
 class Ratio:
@@ -48,3 +52,17 @@ class Ratio:
         if ratio != self.ratio:
             self.ratio = ratio
             self.version += 1
+
+    def state(self) -> dict[str, Any]:
+        """The ratio."""
+        return {"format": _FORMAT, "ratio": self.ratio} if self.version else {}
+
+    def restore(self, state: object) -> bool:
+        """See `LengthEstimator.restore`."""
+        match state:
+            case {"format": int(number), "ratio": float(ratio)} if number == _FORMAT and LOWEST_RATIO <= ratio <= 1:
+                self.ratio = ratio
+                self.version += 1
+                return True
+            case _:
+                return False

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from backend_service.engines import folder_cache
 from backend_service.engines.folder_cache import MANIFEST, FolderCache, damage, manifest
 from service_kit.faults import StartupFailed
 
@@ -70,6 +75,34 @@ def garble(folder: Path) -> None:
     os.truncate(folder / MANIFEST, 20)
 
 
+def flip(path: Path, place: int = 0) -> None:
+    """One bit, as a bad disk does it: sizes and times stay."""
+    found = path.stat()
+    with path.open("r+b") as file:
+        file.seek(place)
+        (byte,) = file.read(1)
+        file.seek(place)
+        file.write(bytes([byte ^ 1]))
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+
+
+def flip_a_setting(folder: Path) -> None:
+    flip(folder / "config", 1)
+
+
+def flip_a_fact(folder: Path) -> None:
+    flip(folder / MANIFEST, (folder / MANIFEST).read_text().index("model.gguf"))
+
+
+def turn_into_a_folder(folder: Path) -> None:
+    lose(folder)
+    (folder / "config").mkdir()
+
+
+def take_one_of_an_earlier_version(folder: Path) -> None:
+    (folder / MANIFEST).write_text(json.dumps({"source": "model.gguf", "files": {"config": [2, "44136fa355b3678a"]}}))
+
+
 @pytest.mark.parametrize(
     ("harm", "says"),
     [
@@ -77,7 +110,11 @@ def garble(folder: Path) -> None:
         (alter, "weights has other contents"),
         (lose, "config is missing"),
         (forget, "no manifest"),
-        (garble, "no manifest"),
+        (garble, "its manifest is no use: it is cut short or no JSON"),
+        (flip_a_setting, "config has other contents"),
+        (flip_a_fact, "its manifest is no use: its checksum is wrong: it was changed or damaged"),
+        (turn_into_a_folder, "config is not a regular file"),
+        (take_one_of_an_earlier_version, "its manifest is no use: it is not a state file"),
     ],
 )
 def test_a_damaged_one_is_discarded_and_made_anew_with_a_warning(tmp_path, made, harm, says):
@@ -86,8 +123,65 @@ def test_a_damaged_one_is_discarded_and_made_anew_with_a_warning(tmp_path, made,
     assert FolderCache(tmp_path).get("model") is None
     with capture_logs() as logs:
         assert FolderCache(tmp_path).make("model", fill) == made
-    assert [(entry["log_level"], entry["damage"]) for entry in logs] == [("warning", says)]
-    assert (damage(made), (made / "extra").exists()) == ("", False)
+    assert [(entry["log_level"], entry["damage"], entry["action"]) for entry in logs] == [
+        ("warning", says, "the model is converted anew")
+    ]
+    assert (damage(made, thorough=True), (made / "extra").exists()) == ("", False)
+
+
+@pytest.fixture
+def large(monkeypatch) -> None:
+    """As if all files were too large to read them at every start."""
+    monkeypatch.setattr(folder_cache, "CHEAP_BYTES", 0)
+
+
+def touch(path: Path) -> None:
+    os.utime(path, (1, 1))
+
+
+@pytest.mark.usefixtures("large")
+def test_of_a_large_file_size_and_time_are_enough(made, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(folder_cache, "_checksum", lambda path: pytest.fail(f"{path} was read"))
+        assert damage(made) == ""
+    flip(made / "weights", 500)
+    assert damage(made) == ""
+    assert damage(made, thorough=True) == "weights has other contents"
+
+
+@pytest.mark.usefixtures("large")
+def test_a_large_file_that_was_touched_is_read(made):
+    touch(made / "weights")
+    assert damage(made) == "", "only copied, say"
+    flip(made / "weights", 500)
+    assert damage(made) == "weights has other contents"
+
+
+@pytest.mark.usefixtures("large")
+def test_archives_keep_whole_seconds(made):
+    os.utime(made / "weights", (int((made / "weights").stat().st_mtime),) * 2)
+    flip(made / "weights")
+    assert damage(made) == ""
+
+
+@pytest.mark.usefixtures("large")
+def test_a_large_file_cut_short_is_always_noticed(made):
+    shorten(made)
+    assert damage(made) == "weights has 999 bytes instead of 1000"
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_no_damage_to_a_manifest_is_taken_for_another_manifest(data):
+    with tempfile.TemporaryDirectory() as directory, capture_logs():
+        folder = FolderCache(Path(directory)).make("model", fill)
+        whole, content = manifest(folder), bytearray((folder / MANIFEST).read_bytes())
+        for place in data.draw(st.lists(st.integers(0, len(content) - 1), max_size=3)):
+            content[place] = data.draw(st.integers(0, 255))
+        del content[data.draw(st.integers(0, len(content))) :]
+        (folder / MANIFEST).write_bytes(content)
+        assert manifest(folder) in ({}, whole)
+        assert (damage(folder) == "") == (manifest(folder) == whole)
 
 
 def test_a_full_disk_leaves_nothing_behind_and_says_what_to_do(tmp_path):

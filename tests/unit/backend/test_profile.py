@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
+from structlog.testing import capture_logs
 
 from backend_service.engines.simulated import SimulatedEngine, SimulatedSpeed
 from backend_service.kv_pool import PoolLimits
-from backend_service.profile import STEP_TARGET_S, Calibration, ProfileStore, step_target_s
+from backend_service.profile import _FILE, STEP_TARGET_S, Calibration, ProfileStore, step_target_s
 from backend_service.step_model import StepFit
+from service_kit.state_files import StateFile
 from service_kit.step_time import StepShape
 from simulator.clock import VirtualClock
 
@@ -139,9 +143,59 @@ def test_a_saved_profile_comes_back_under_its_own_key_only(tmp_path):
     assert store.load("two") is None
 
 
+def read_with_warnings(store, key="one"):
+    with capture_logs() as logs:
+        profile = store.load(key)
+    return profile, [(entry["log_level"], entry["kind"], entry["problem"]) for entry in logs]
+
+
 @pytest.mark.parametrize("content", ["", "{", "{}", '{"format": 0}', "[1]"])
-def test_an_unusable_file_is_as_good_as_none(tmp_path, content):
+def test_an_unusable_file_is_as_good_as_none_and_replaced(tmp_path, content):
+    store, profile = ProfileStore(tmp_path), calibrate()[0]
+    path = store.save("one", profile)
+    path.write_text(content)
+    found, warnings = read_with_warnings(store)
+    assert found is None
+    assert [(level, kind) for level, kind, _ in warnings] == [("warning", "measured rates")]
+    store.save("one", profile)
+    assert store.load("one") == profile
+
+
+def test_a_file_of_an_earlier_version_is_measured_anew(tmp_path):
+    """It had no checksum."""
     store = ProfileStore(tmp_path)
     path = store.save("one", calibrate()[0])
-    path.write_text(content)
-    assert store.load("one") is None
+    payload = json.loads(path.read_text())["payload"]
+    path.write_text(json.dumps({"format": 3, **payload}))
+    assert read_with_warnings(store) == (None, [("warning", "measured rates", "it is not a state file")])
+
+
+def test_rates_that_changed_on_disk_are_not_believed(tmp_path):
+    store = ProfileStore(tmp_path)
+    path = store.save("one", calibrate(step_tokens=128)[0])
+    path.write_text(path.read_text().replace('"step_tokens":128', '"step_tokens":129'))
+    problem = "its checksum is wrong: it was changed or damaged"
+    assert read_with_warnings(store) == (None, [("warning", "measured rates", problem)])
+
+
+def test_a_file_under_the_name_of_another_is_not_used(tmp_path):
+    store = ProfileStore(tmp_path)
+    one, two = store.save("one", calibrate()[0]), store.save("two", calibrate(step_tokens=100)[0])
+    one.replace(two)
+    problem = "it was measured for another model, engine or settings"
+    assert read_with_warnings(store, "two") == (None, [("warning", "measured rates", problem)])
+
+
+def test_a_whole_file_of_other_fields_is_not_used(tmp_path):
+    store = ProfileStore(tmp_path)
+    path = store.save("one", calibrate()[0])
+    StateFile(path, _FILE).write({"key": "one", "profile": {"rates": "high"}})
+    assert read_with_warnings(store) == (None, [("warning", "measured rates", "it is not what this version writes")])
+
+
+def test_where_nothing_can_be_saved_a_backend_goes_on_with_what_it_measured(tmp_path):
+    (tmp_path / "file").write_text("")
+    with capture_logs() as logs:
+        ProfileStore(tmp_path / "file").save("one", calibrate()[0])
+    assert [(entry["event"], entry["kind"]) for entry in logs] == [("state file not written", "measured rates")]
+    assert "after a restart rates are measured anew" in logs[0]["action"]

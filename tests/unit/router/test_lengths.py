@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router_service.lengths import LENGTH_POLICIES, LengthOutcome, LengthQuery, make_lengths
-from router_service.lengths.history import MAX_GROUPS, WINDOW_ANSWERS
+from router_service.lengths.answers import WINDOW_ANSWERS
+from router_service.lengths.history import MAX_GROUPS
 from router_service.lengths.ratio import INITIAL_RATIO, LOWEST_RATIO
 from router_service.lengths.survival import TO_THE_BUDGET
 from service_kit.faults import InvalidRequest
