@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import grpc
 
+from service_kit.peer_channel import PeerChannel, PeerSecurity
+
 MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-"""gRPC's own limit of 4 MiB is less than a long prompt as token ids; without one, a message could eat all memory.
-Equal on both ends and both hops, so that a router never accepts what it cannot forward."""
+"""What a client sends and takes. Its servers decide what is too much for them."""
 KEEPALIVE_TIME_MS = 30_000
 """A dead peer is noticed within 40 s even while a long prefill sends nothing."""
 KEEPALIVE_TIMEOUT_MS = 10_000
@@ -14,13 +17,12 @@ MIN_PING_INTERVAL_MS = 10_000
 """What a server tolerates from clients. gRPC's own 5 minutes end in GOAWAY "too_many_pings" during a long prefill;
 other languages' clients ping every 10 to 30 s."""
 MIN_BACKOFF_MS = 200
-MAX_BACKOFF_MS = 2_000
+MAX_BACKOFF_MS = 1_000
 """gRPC's own 2 minutes would keep a restarted backend waiting."""
 
 Options = tuple[tuple[str, int | str], ...]
 
 _BOTH_ENDS: Options = (
-    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
     ("grpc.keepalive_time_ms", KEEPALIVE_TIME_MS),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_MS),
@@ -29,15 +31,47 @@ _BOTH_ENDS: Options = (
     ("grpc.http2.max_pings_without_data", 0),
 )
 
-SERVER_OPTIONS: Options = (
-    *_BOTH_ENDS,
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
-    # On by default: a second process on the same port would silently take half of the connections.
-    ("grpc.so_reuseport", 0),
-)
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """What a server takes from clients that it does not know yet; a router's must hold for its backends too, so that it
+    never accepts what it cannot forward."""
+
+    message_bytes: int = 16 * 1024 * 1024
+    """gRPC's own 4 MiB is less than a long prompt as token ids; without a limit, a message could eat all memory."""
+    metadata_bytes: int = 16 * 1024
+    connections: int = 4096
+    streams: int = 8192
+    """At a time on one connection; more wait in the client. A router has one connection to a backend, for everybody."""
+    idle_s: float = 600.0
+    """A connection without calls is closed after it; clients open another one when they need it."""
+    handshake_s: float = 20.0
+    """A connection that has not said what it is by then is closed."""
+
+
+def server_options(limits: ConnectionLimits) -> Options:
+    """gRPC options of a server."""
+    return (
+        *_BOTH_ENDS,
+        ("grpc.max_receive_message_length", limits.message_bytes),
+        # Where the soft limit is lower, what lies between is refused at random.
+        ("grpc.max_metadata_size", limits.metadata_bytes),
+        ("grpc.absolute_max_metadata_size", limits.metadata_bytes),
+        ("grpc.max_allowed_incoming_connections", limits.connections),
+        ("grpc.max_concurrent_streams", limits.streams),
+        ("grpc.max_connection_idle_ms", round(1000 * limits.idle_s)),
+        ("grpc.server_handshake_timeout_ms", round(1000 * limits.handshake_s)),
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", MIN_PING_INTERVAL_MS),
+        # On by default: a second process on the same port would silently take half of the connections.
+        ("grpc.so_reuseport", 0),
+    )
+
+
+SERVER_OPTIONS = server_options(ConnectionLimits())
 
 CHANNEL_OPTIONS: Options = (
     *_BOTH_ENDS,
+    ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     ("grpc.initial_reconnect_backoff_ms", MIN_BACKOFF_MS),
     ("grpc.min_reconnect_backoff_ms", MIN_BACKOFF_MS),
     ("grpc.max_reconnect_backoff_ms", MAX_BACKOFF_MS),
@@ -54,6 +88,9 @@ def channel_options(target: str) -> Options:
     return CHANNEL_OPTIONS
 
 
-def open_channel(target: str) -> grpc.aio.Channel:
-    """A plaintext channel on the running event loop. Connects on the first call; close it when done."""
+def open_channel(target: str, security: PeerSecurity | None = None) -> grpc.aio.Channel:
+    """A channel on the running event loop, plaintext unless `security` says otherwise. Connects on the first call;
+    close it when done. Raises `StartupFailed` for files that cannot be used."""
+    if security:
+        return PeerChannel(target, channel_options(target), security)
     return grpc.aio.insecure_channel(target, options=channel_options(target))

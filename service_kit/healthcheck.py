@@ -6,12 +6,15 @@ import argparse
 import math
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Never
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from service_kit.certificates import ClientTls
 from service_kit.channels import channel_options
+from service_kit.faults import StartupFailed
 
 SERVING = 0
 NOT_SERVING = 1
@@ -29,16 +32,32 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--addr", default="127.0.0.1:50051", help="gRPC target (default: %(default)s)")
     parser.add_argument("--service", default="", help="full service name (default: the server as a whole)")
     parser.add_argument("--timeout", type=_seconds, default=3.0, metavar="S", help="seconds (default: %(default)s)")
+    parser.add_argument("--tls-ca", type=Path, metavar="PEM", help="ask over TLS; the CA that vouches for the server")
+    parser.add_argument(
+        "--tls-cert", type=Path, metavar="PEM", help="certificate to show to a server that asks for one"
+    )
+    parser.add_argument("--tls-key", type=Path, metavar="PEM", help="key of --tls-cert")
     arguments = parser.parse_args(argv)
-    code, line = check(arguments.addr, arguments.service, arguments.timeout)
+    tls = ClientTls(arguments.tls_ca, arguments.tls_cert, arguments.tls_key)
+    try:
+        credentials = tls.load() if tls != ClientTls() else None
+    except StartupFailed as failure:
+        print(f"error: {failure}", file=sys.stderr)
+        return UNREACHABLE
+    code, line = check(arguments.addr, arguments.service, arguments.timeout, credentials)
     print(line, file=sys.stderr if code else sys.stdout)
     return code
 
 
-def check(target: str, service: str, timeout_s: float) -> tuple[int, str]:
+def check(
+    target: str, service: str, timeout_s: float, credentials: grpc.ChannelCredentials | None = None
+) -> tuple[int, str]:
     """Exit code and sentence for the health of a service ("" for the whole server) at a gRPC target."""
     subject = f"{service or 'the server'} at {target}"
-    with grpc.insecure_channel(target, options=channel_options(target)) as channel:
+    options = channel_options(target)
+    with (
+        grpc.secure_channel(target, credentials, options) if credentials else grpc.insecure_channel(target, options)
+    ) as channel:
         stub = health_pb2_grpc.HealthStub(channel)
         try:
             answer = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=timeout_s, wait_for_ready=True)

@@ -46,6 +46,9 @@ def configure_logs(log_format: LogFormat = "auto", level: LogLevel = "info", str
     root.handlers = [handler]
     root.setLevel(level.upper())
     logging.captureWarnings(True)
+    for name in ("opentelemetry.baggage", "opentelemetry.trace"):
+        # They complain of a caller's headers, and quote them.
+        logging.getLogger(name).setLevel(logging.ERROR)
     structlog.configure(
         processors=[
             structlog.stdlib.filter_by_level,

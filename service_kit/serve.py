@@ -16,15 +16,19 @@ import grpc
 import structlog
 
 from service_kit import health, reflection
-from service_kit.channels import SERVER_OPTIONS
+from service_kit.calls import CallsInFlight
+from service_kit.channels import server_options
 from service_kit.faults import StartupFailed
-from service_kit.interceptors import CallsInFlight, FaultInterceptor
+from service_kit.interceptors import FaultInterceptor
+from service_kit.protection import Protection
 from service_kit.telemetry import Telemetry
 
 DRAIN_GRACE_S = 30.0
 """Long enough for most answers, short enough for an orchestrator that kills after 60 s."""
 FLUSH_GRACE_S = 0.5
 """After a drain only streams without an end are left; this is for the last bytes of everything else."""
+LAST_WORDS_S = 1.0
+"""After the grace period, for the statuses of the calls that it ended; a client that does not read gets none."""
 INTERRUPTED_CODE = 130
 
 _LOOPBACK = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}
@@ -53,6 +57,7 @@ class Server:
         *,
         address: str,
         telemetry: Telemetry | None = None,
+        protection: Protection | None = None,
         drain_grace_s: float = DRAIN_GRACE_S,
         on_drain: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
@@ -63,9 +68,10 @@ class Server:
         self._services = tuple(services)
         self._address = address
         self._telemetry = telemetry or Telemetry()
+        self._protection = protection or Protection()
         self._drain_grace_s = drain_grace_s
         self._on_drain = on_drain
-        self._calls = CallsInFlight()
+        self._calls = CallsInFlight(self._protection.calls)
         self._health = health.Health([service.name for service in services])
         self._stop_requested = asyncio.Event()
         self._hurry = asyncio.Event()
@@ -73,15 +79,19 @@ class Server:
 
     async def __aenter__(self) -> Self:
         """Bind and start. Raises `StartupFailed`."""
+        access = self._protection.access(self._address)
+        credentials = self._protection.tls.credentials() if self._protection.tls else None
         self._server = grpc.aio.server(
-            interceptors=[FaultInterceptor(self._calls, self._telemetry)], options=SERVER_OPTIONS
+            interceptors=[FaultInterceptor(self._calls, self._telemetry, access)],
+            options=server_options(self._protection.connections),
         )
         for service in self._services:
             service.register(self._server)
         await self._health.register(self._server)
-        names = [service.name for service in self._services]
-        reflection.add_reflection(self._server, [*names, health.SERVICE_NAME])
-        self._port = _bind(self._server, self._address)
+        if self._protection.reflection:
+            names = [service.name for service in self._services]
+            reflection.add_reflection(self._server, [*names, health.SERVICE_NAME])
+        self._port = _bind(self._server, self._address, credentials)
         await self._server.start()
         return self
 
@@ -127,8 +137,8 @@ class Server:
         return self._exit_code
 
     async def drain(self) -> None:
-        """Health NOT_SERVING, then `on_drain`, then serve on until no call is in flight or the grace period is over,
-        then stop."""
+        """Health NOT_SERVING, then `on_drain`, then serve on until no call is in flight or the grace period is over.
+        What is left then ends UNAVAILABLE, with details, so that whoever relays it can go on elsewhere. Then stop."""
         await self._health.retire()
         self._calls.draining = True
         _log.info("draining", calls_in_flight=self._calls.count, grace_s=self._drain_grace_s)
@@ -140,10 +150,19 @@ class Server:
                 await wound_down
             else:
                 _log.warning("stopping with calls in flight", calls_in_flight=self._calls.count)
+                await self._give_up()
         finally:
             hurried.cancel()
             wound_down.cancel()
             await self._server.stop(None if self._calls.count else FLUSH_GRACE_S)
+
+    async def _give_up(self) -> None:
+        self._calls.give_up()
+        try:
+            async with asyncio.timeout(LAST_WORDS_S):
+                await self._calls.wait_idle()
+        except TimeoutError:
+            _log.warning("clients that did not read how their calls ended", calls_in_flight=self._calls.count)
 
     async def _wind_down(self) -> None:
         if self._on_drain is not None:
@@ -187,10 +206,12 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
     return factory
 
 
-def _bind(server: grpc.aio.Server, address: str) -> int:
+def _bind(server: grpc.aio.Server, address: str, credentials: grpc.ServerCredentials | None) -> int:
     if not address.startswith("unix"):
         _check_free(address)
     try:
+        if credentials is not None:
+            return server.add_secure_port(address, credentials)
         return server.add_insecure_port(address)
     except RuntimeError as error:
         raise StartupFailed(

@@ -10,7 +10,7 @@ from types import UnionType
 from typing import Any, Self, Union, get_args, get_origin
 
 import yaml
-from pydantic import Field, ValidationError
+from pydantic import Field, ValidationError, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails
 from pydantic_settings import (
@@ -22,9 +22,16 @@ from pydantic_settings import (
     SettingsError,
 )
 
+from service_kit.calls import CallLimits
+from service_kit.certificates import ServerTls
+from service_kit.channels import ConnectionLimits
 from service_kit.faults import StartupFailed
 from service_kit.logs import LogFormat, LogLevel
+from service_kit.protection import Protection
 from service_kit.serve import DRAIN_GRACE_S
+
+ALMOST_AS_NEAR = 0.15
+"""Names that are less like a mistyped one than the nearest by this much are not suggested."""
 
 
 class Settings(BaseSettings):
@@ -50,8 +57,59 @@ class Settings(BaseSettings):
     drain_grace_s: float = Field(
         DRAIN_GRACE_S, ge=0, description="Seconds that calls in flight get to finish when the process is told to stop"
     )
+    tls_cert: Path | None = Field(None, description="PEM certificate to serve TLS with, chain included")
+    tls_key: Path | None = Field(None, description="PEM key of --tls-cert")
+    tls_client_ca: Path | None = Field(
+        None, description="PEM file of the CA that vouches for clients; they must then show a certificate"
+    )
+    tokens: Path | None = Field(
+        None, description="TOML file of who may call, by the hashes of their tokens; default: everybody may"
+    )
+    admin: bool = Field(True, description="Serve the calls that change something, such as DrainBackend")
+    reflection: bool = Field(True, description="Let tools such as grpcurl ask what there is to call")
+    max_message_mb: int = Field(
+        16, ge=1, le=1024, description="Largest request, in MiB; a router's at most that of its backends"
+    )
+    max_calls: int = Field(10_000, ge=1, description="Calls at a time, status and watches apart; more are refused")
+    max_observers: int = Field(
+        256, ge=2, description="Calls at a time that ask for or watch the status; more are refused"
+    )
+    max_connections: int = Field(4096, ge=1, description="Connections at a time; more are closed at once")
+    max_streams: int = Field(
+        8192,
+        ge=1,
+        description="Calls at a time on one connection; more wait in the client. A router has one to each backend",
+    )
+    idle_connection_s: float = Field(
+        600.0, ge=1, le=86_400, description="Seconds without a call after which a connection is closed"
+    )
     log_format: LogFormat = Field("auto", description="auto: text on a terminal, JSON lines elsewhere")
     log_level: LogLevel = Field("info", description="Least severity that is logged")
+
+    @property
+    def protection(self) -> Protection:
+        """What `Server` takes."""
+        return Protection(
+            tls=ServerTls(self.tls_cert, self.tls_key, self.tls_client_ca) if self.tls_cert and self.tls_key else None,
+            token_file=self.tokens,
+            admin=self.admin,
+            reflection=self.reflection,
+            connections=ConnectionLimits(
+                message_bytes=self.max_message_mb * 1024 * 1024,
+                connections=self.max_connections,
+                streams=self.max_streams,
+                idle_s=self.idle_connection_s,
+            ),
+            calls=CallLimits(calls=self.max_calls, observers=self.max_observers),
+        )
+
+    @model_validator(mode="after")
+    def _tls_pair(self) -> Self:
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("--tls-cert and --tls-key go together; give both, or neither")
+        if self.tls_client_ca and self.tls_cert is None:
+            raise ValueError("--tls-client-ca needs --tls-cert and --tls-key; give them too")
+        return self
 
     @classmethod
     def load(cls, argv: Sequence[str]) -> Self:
@@ -173,8 +231,13 @@ def _flag(name: str) -> str:
 
 
 def _nearest(wrong: str, known: Collection[str]) -> str:
-    near = difflib.get_close_matches(wrong, known, n=3)
+    near = sorted(name for name in known if name.startswith(wrong)) or difflib.get_close_matches(wrong, known, n=3)
+    near = [name for name in near if _likeness(wrong, name) > _likeness(wrong, near[0]) - ALMOST_AS_NEAR]
     return f"did you mean {' or '.join(near)}?" if near else f"known are {', '.join(sorted(known))}."
+
+
+def _likeness(wrong: str, name: str) -> float:
+    return difflib.SequenceMatcher(None, name, wrong).ratio()
 
 
 def _brief(value: object) -> str:

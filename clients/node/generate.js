@@ -1,4 +1,5 @@
 // Streams one answer: node generate.js PROMPT [HOST:PORT]
+import { readFileSync } from "node:fs";
 import { fileURLToPath } from "node:url";
 import grpc from "@grpc/grpc-js";
 import protoLoader from "@grpc/proto-loader";
@@ -18,7 +19,16 @@ const definition = protoLoader.loadSync("phaseroute/v1/inference.proto", {
 });
 const { InferenceService } = grpc.loadPackageDefinition(definition).phaseroute.v1;
 
-const client = new InferenceService(target, grpc.credentials.createInsecure(), {
+const { PHASEROUTE_TLS_CA: ca, PHASEROUTE_TLS_CERT: cert, PHASEROUTE_TLS_KEY: key, PHASEROUTE_TOKEN: token } = process.env;
+const credentials = ca
+  ? grpc.credentials.createSsl(...[ca, key, cert].map((path) => (path ? readFileSync(path) : null)))
+  : grpc.credentials.createInsecure();
+const metadata = new grpc.Metadata();
+if (token) {
+  metadata.set("authorization", `Bearer ${token}`);
+}
+
+const client = new InferenceService(target, credentials, {
   "grpc.max_receive_message_length": 64 * 1024 * 1024,
   "grpc.service_config": JSON.stringify({
     methodConfig: [
@@ -29,17 +39,15 @@ const client = new InferenceService(target, grpc.credentials.createInsecure(), {
           initialBackoff: "0.1s",
           maxBackoff: "2s",
           backoffMultiplier: 3,
-          retryableStatusCodes: ["UNAVAILABLE"],
+          retryableStatusCodes: ["UNAVAILABLE", "CANCELLED"],
         },
       },
     ],
   }),
 });
 
-const call = client.Generate({
-  prompt: { chat: { messages: [{ role: "user", content: prompt }] } },
-  max_new_tokens: 128,
-});
+const request = { prompt: { chat: { messages: [{ role: "user", content: prompt }] } }, max_new_tokens: 128 };
+const call = client.Generate(request, metadata);
 process.once("SIGINT", () => call.cancel());
 
 call.on("data", ({ event, delta, finished }) => {

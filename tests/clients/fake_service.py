@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent import futures
 from contextlib import contextmanager
 
@@ -191,12 +191,19 @@ def decision(identity: str, selected: str) -> router_pb2.Decision:
 
 
 @contextmanager
-def serving(service: FakeService) -> Iterator[str]:
-    """Serve on a free port; gives the target."""
-    server = grpc.server(futures.ThreadPoolExecutor(max_workers=8))
+def serving(
+    service: FakeService,
+    credentials: grpc.ServerCredentials | None = None,
+    interceptors: Sequence[grpc.ServerInterceptor] = (),
+) -> Iterator[str]:
+    """Serve on a free port; gives the target. No `credentials`: plaintext."""
+    server = grpc.server(futures.ThreadPoolExecutor(max_workers=8), interceptors=interceptors)
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(service, server)
     router_pb2_grpc.add_RouterServiceServicer_to_server(service, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    if credentials:
+        port = server.add_secure_port("127.0.0.1:0", credentials)
+    else:
+        port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:
         yield f"127.0.0.1:{port}"

@@ -16,6 +16,8 @@ from grpc_status import rpc_status
 from phaseroute.v1 import inference_pb2 as pb
 from phaseroute.v1 import inference_pb2_grpc as pb_grpc
 from service_kit.channels import open_channel
+from service_kit.peer_channel import PeerSecurity
+from service_kit.protection import Protection
 from service_kit.serve import Server, Service
 from service_kit.telemetry import Telemetry
 
@@ -42,20 +44,23 @@ async def serving(
     *,
     address: str = "127.0.0.1:0",
     telemetry: Telemetry | None = None,
+    protection: Protection | None = None,
+    security: PeerSecurity | None = None,
     drain_grace_s: float = PATIENCE_S,
     on_drain: Callable[[], Awaitable[None]] | None = None,
     **handlers: Callable[..., object],
 ) -> AsyncIterator[Running]:
-    """A server whose InferenceService has these handlers and otherwise echoes."""
+    """A server whose InferenceService has these handlers and otherwise echoes; `security` is the channel's."""
     async with (
         Server(
             [inference(**handlers)],
             address=address,
             telemetry=telemetry,
+            protection=protection,
             drain_grace_s=drain_grace_s,
             on_drain=on_drain,
         ) as server,
-        open_channel(server.target) as channel,
+        open_channel(server.target, security) as channel,
     ):
         await server.set_serving(True)
         yield Running(server, channel, pb_grpc.InferenceServiceStub(channel), health_pb2_grpc.HealthStub(channel))

@@ -16,6 +16,7 @@ from tests.integration.kit import (
     ask,
     collect,
     delta,
+    details_of,
     failure,
     probe,
     serving,
@@ -72,13 +73,47 @@ async def test_a_drain_finishes_streams_and_answers_observers() -> None:
         assert (await failure(running.stub.Status(pb.StatusRequest()))).code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_the_grace_period_bounds_a_drain() -> None:
-    left = asyncio.Event()
+async def test_what_is_left_after_the_grace_period_is_told_so() -> None:
+    """With details, which gRPC's own end of a call has not: a router knows by them that it may go on elsewhere."""
+    left, told = [], []
 
     async def generate(request: object, context: object) -> AsyncIterator[pb.GenerateResponse]:
         try:
             yield delta("first")
             await asyncio.Event().wait()
+        finally:
+            left.append("stream")
+
+    async def cache_probe(request: object, context: object) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            left.append("unary")
+
+    async with (
+        serving(Generate=generate, CacheProbe=cache_probe, drain_grace_s=0.1) as running,
+        asyncio.timeout(PATIENCE_S),
+    ):
+        stream = running.stub.Generate(ask())
+        await stream.read()
+        unary = running.stub.CacheProbe(probe())
+        gone = running.stub.Generate(ask())
+        await gone.read()
+        gone.cancel()
+        await running.server.drain()
+        for error in (await failure(stream.read()), await failure(unary)):
+            told.append((error.code(), details_of(error)["ErrorInfo"].reason, "another one" in error.details()))
+    assert told == [(grpc.StatusCode.UNAVAILABLE, "UNAVAILABLE", True)] * 2
+    assert sorted(left) == ["stream", "stream", "unary"]
+
+
+async def test_a_client_that_does_not_read_cannot_hold_up_the_end() -> None:
+    left = asyncio.Event()
+
+    async def generate(request: object, context: object) -> AsyncIterator[pb.GenerateResponse]:
+        try:
+            while True:
+                yield delta("x" * 1_000_000)
         finally:
             left.set()
 
@@ -86,8 +121,13 @@ async def test_the_grace_period_bounds_a_drain() -> None:
         stream = running.stub.Generate(ask())
         await stream.read()
         await running.server.drain()
-        assert await stream.code() is grpc.StatusCode.UNAVAILABLE
         await left.wait()
+        assert (await failure(read_all(stream))).code() is grpc.StatusCode.UNAVAILABLE
+
+
+async def read_all(stream: grpc.aio.UnaryStreamCall) -> None:
+    while await stream.read() is not grpc.aio.EOF:
+        pass
 
 
 async def test_an_idle_server_drains_at_once() -> None:

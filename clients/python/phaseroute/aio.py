@@ -9,7 +9,7 @@ from typing import Any, Generic, Self, TypeVar, Unpack
 import grpc
 
 from phaseroute import requests, results
-from phaseroute.channels import channel_options
+from phaseroute.channels import Tls, channel_options, credentials_of, token_metadata
 from phaseroute.errors import PhaserouteError, from_rpc_error
 from phaseroute.requests import GenerateOptions, PromptLike
 from phaseroute.results import Completion, Delta, Finished, Probe
@@ -80,14 +80,22 @@ class AsyncClient:
     `PhaserouteError`.
     """
 
-    def __init__(self, target: str = "localhost:50051", *, credentials: grpc.ChannelCredentials | None = None) -> None:
-        """`target` is any gRPC target: `host:port`, `dns:///name:port`, `unix:path`. No `credentials`: plaintext."""
+    def __init__(
+        self,
+        target: str = "localhost:50051",
+        *,
+        tls: Tls | bool = False,
+        token: str | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        """`target` is any gRPC target: `host:port`, `dns:///name:port`, `unix:path`. `tls`: True believes whom this
+        system trusts. `token` is sent with each call, over plaintext as well. `credentials` replace `tls`. Raises
+        `OSError` and `ValueError` for what cannot be used."""
         self.target = target
-        options = channel_options(target)
+        options, secure = channel_options(target), credentials_of(tls, credentials)
+        self._metadata = token_metadata(token)
         self._channel = (
-            grpc.aio.secure_channel(target, credentials, options)
-            if credentials
-            else grpc.aio.insecure_channel(target, options)
+            grpc.aio.secure_channel(target, secure, options) if secure else grpc.aio.insecure_channel(target, options)
         )
         self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)  # type: ignore[no-untyped-call]
         self._router = router_pb2_grpc.RouterServiceStub(self._channel)  # type: ignore[no-untyped-call]
@@ -107,7 +115,8 @@ class AsyncClient:
     ) -> AsyncStream[Delta | Finished]:
         """Start generating; the stream brings `Delta`s and one last `Finished`."""
         request = requests.generate_request(prompt, options)
-        return AsyncStream(self._inference.Generate(request, timeout=timeout_s), results.event, self.target)
+        call = self._inference.Generate(request, timeout=timeout_s, metadata=self._metadata)
+        return AsyncStream(call, results.event, self.target)
 
     async def complete(
         self, prompt: PromptLike, *, timeout_s: float | None = None, **options: Unpack[GenerateOptions]
@@ -145,17 +154,20 @@ class AsyncClient:
         self, *, timeout_s: float | None = None
     ) -> AsyncStream[router_pb2.Decision | router_pb2.Outcome]:
         """Every decision of a router from now on, then its outcome under the same id."""
-        call = self._router.WatchDecisions(router_pb2.WatchDecisionsRequest(), timeout=timeout_s)
+        request = router_pb2.WatchDecisionsRequest()
+        call = self._router.WatchDecisions(request, timeout=timeout_s, metadata=self._metadata)
         return AsyncStream(call, results.decision_event, self.target)
 
-    async def drain(self, name: str, *, undo: bool = False, timeout_s: float | None = None) -> router_pb2.BackendEntry:
-        """Send a backend no new work, or take that back; streams running there go on."""
-        request = router_pb2.DrainBackendRequest(backend=name, undo=undo)
+    async def drain(
+        self, name: str, *, undo: bool = False, grace_s: float | None = None, timeout_s: float | None = None
+    ) -> router_pb2.BackendEntry:
+        """Send a backend no new work, or take that back. Streams running there go on, after `grace_s` elsewhere."""
+        request = router_pb2.DrainBackendRequest(backend=name, undo=undo, grace_s=grace_s)
         response: router_pb2.DrainBackendResponse = await self._call(self._router.DrainBackend, request, timeout_s)
         return response.backend
 
     async def _call(self, method: Any, request: Any, timeout_s: float | None) -> Any:
         try:
-            return await method(request, timeout=timeout_s)
+            return await method(request, timeout=timeout_s, metadata=self._metadata)
         except grpc.RpcError as error:
             raise from_rpc_error(error, self.target) from error

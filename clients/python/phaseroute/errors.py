@@ -48,6 +48,9 @@ def from_rpc_error(error: grpc.RpcError, target: str) -> PhaserouteError:
         elif detail.Is(error_details_pb2.RetryInfo.DESCRIPTOR):
             delay = _unpack(detail, error_details_pb2.RetryInfo()).retry_delay
             retry_after_s = delay.seconds + delay.nanos / 1e9
+    if code is grpc.StatusCode.CANCELLED and reason is None and not message.startswith("Locally cancelled"):
+        # How gRPC ends calls that reach a server while it stops: nobody cancelled them.
+        code, message = grpc.StatusCode.UNAVAILABLE, "it stopped as the call reached it"
     if reason is None:
         message = _explain(code, message, target)
     return PhaserouteError(code, message, field=field, reason=reason, retry_after_s=retry_after_s)

@@ -1,8 +1,8 @@
 import pytest
 
 from service_kit import healthcheck
+from service_kit.access import is_observer
 from service_kit.channels import CHANNEL_OPTIONS, channel_options
-from service_kit.interceptors import is_observer
 
 
 @pytest.mark.parametrize("argv", [["--timeout", "0"], ["--timeout", "nan"], ["--timeout", "x"], ["--ad", "a:1"], ["x"]])

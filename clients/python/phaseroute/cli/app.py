@@ -16,6 +16,7 @@ from phaseroute.cli.bench import bench
 from phaseroute.cli.demo import demo
 from phaseroute.cli.signals import Interrupted
 from phaseroute.cli.simulate import simulate
+from phaseroute.cli.token import token_app
 from phaseroute.cli.up import up
 from phaseroute.errors import PhaserouteError
 from phaseroute.local.child import StartFailed
@@ -57,6 +58,7 @@ app.command()(up)
 app.command()(demo)
 app.command()(bench)
 app.command()(simulate)
+app.add_typer(token_app, name="token")
 
 
 def _advice(error: Exception) -> str:

@@ -15,14 +15,12 @@ from rich.console import Console
 
 from phaseroute import results
 from phaseroute.cli import tables
+from phaseroute.cli.connect import Target, TlsCa, TlsCert, TlsKey, TokenFile, UseTls, security
 from phaseroute.client import Client, Stream
 from phaseroute.requests import GenerateOptions, PriorityName, PromptLike
 from phaseroute.results import Completion, Delta, Finished
 from phaseroute.v1 import router_pb2
 
-Target = Annotated[
-    str, typer.Option(envvar="PHASEROUTE_TARGET", metavar="HOST:PORT", help="The router, or a single backend.")
-]
 Prompt = Annotated[str, typer.Argument(help="What to continue; - reads it from standard input.", show_default=False)]
 AsChat = Annotated[bool, typer.Option("--chat", help="Send it as a user's message, in the model's chat template.")]
 NewTokens = Annotated[int | None, typer.Option(help="How many tokens at most; the server's default is 256.")]
@@ -69,6 +67,11 @@ def generate(
     explain: Annotated[
         bool, typer.Option("--explain", help="Then show the candidates, the decision and how its forecast turned out.")
     ] = False,
+    tls: UseTls = False,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Stream the model's answer to PROMPT."""
@@ -78,7 +81,7 @@ def generate(
         stop=stop or None, ignore_eos=ignore_eos or None, priority=priority, workload=workload, policy=policy,
         backend=backend, precision=precision, ttft_slo_s=ttft_slo_s,
     )  # fmt: skip
-    with Client(target) as client:
+    with Client(target, **security(tls, tls_ca, tls_cert, tls_key, token_file)) as client:
         decisions = client.watch_decisions() if explain else None
         if decisions:
             decisions.wait_started()
@@ -102,13 +105,18 @@ def route(
     precision: Precision = None,
     ttft_slo_s: FirstToken = None,
     timeout_s: TimeLimit = None,
+    tls: UseTls = False,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    token_file: TokenFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Show where the router would send PROMPT, and why. Sends nothing."""
     options = _given(
         max_new_tokens=max_new_tokens, policy=policy, backend=backend, precision=precision, ttft_slo_s=ttft_slo_s
     )
-    with Client(target) as client:
+    with Client(target, **security(tls, tls_ca, tls_cert, tls_key, token_file)) as client:
         decision = client.route(_prompt(prompt, chat), timeout_s=timeout_s, **options)
     if as_json:
         _print_json(_as_dict(decision))
@@ -118,9 +126,18 @@ def route(
         console.print(tables.decision_text(decision), markup=False)
 
 
-def backends(target: Target = "localhost:50051", timeout_s: TimeLimit = 10.0, as_json: AsJson = False) -> None:
+def backends(
+    target: Target = "localhost:50051",
+    timeout_s: TimeLimit = 10.0,
+    tls: UseTls = False,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    token_file: TokenFile = None,
+    as_json: AsJson = False,
+) -> None:
     """List the router's backends: state, engine, queue, KV cache, speeds."""
-    with Client(target) as client:
+    with Client(target, **security(tls, tls_ca, tls_cert, tls_key, token_file)) as client:
         entries = client.backends(timeout_s=timeout_s)
     if as_json:
         _print_json([_as_dict(entry) for entry in entries])

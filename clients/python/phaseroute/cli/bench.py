@@ -18,9 +18,10 @@ from rich.console import Console
 from phaseroute.bench.output import BadFolder, Folder
 from phaseroute.cli import signals
 from phaseroute.cli.bench_run import BenchRun, Task
+from phaseroute.cli.connect import Target, TlsCa, TlsCert, TlsKey, TokenFile, UseTls, security
 from phaseroute.cli.demo_mixed import SIMULATED_PAIR
 from phaseroute.cli.up import run_directory
-from phaseroute.local.plan import StackPlan, free_ports, make_plan, mixed_pair, unequal_pair
+from phaseroute.local.plan import NOTHING_KEPT, StackPlan, free_ports, make_plan, mixed_pair, unequal_pair
 from phaseroute.scenarios.planned import Scenario
 from router_service.policies.registry import make_policy
 from service_kit.faults import InvalidRequest
@@ -42,7 +43,12 @@ def bench(
         list[str] | None,
         typer.Option(help="May be repeated; each backend on its own, two_phase and predictive if none is given."),
     ] = None,
-    target: Annotated[str, typer.Option(help="A router, or a single backend.")] = "localhost:50051",
+    target: Target = "localhost:50051",
+    tls: UseTls = False,
+    tls_ca: TlsCa = None,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    token_file: TokenFile = None,
     local: Annotated[
         Local | None,
         typer.Option(help="Start a fleet here instead: llama.cpp and MLX, two unequal llama.cpp, or two simulated."),
@@ -83,7 +89,7 @@ def bench(
         if plan:
             _play_locally(console, measured, plan)
         else:
-            signals.run(measured.at(target))
+            signals.run(measured.at(target, security(tls, tls_ca, tls_cert, tls_key, token_file)))
     finally:
         _finish(measured)
 
@@ -115,7 +121,7 @@ def _plan(local: Local) -> StackPlan:
             pair = mixed_pair() if local is Local.MIXED else unequal_pair()
             # Measured anew: saved rates may be from a busier hour.
             backends = {name: {**settings, "measure": True} for name, settings in pair.items()}
-    return make_plan(backends, {}, free_ports(1)[0])
+    return make_plan(backends, NOTHING_KEPT, free_ports(1)[0])
 
 
 def _check(policies: tuple[str, ...], plan: StackPlan) -> None:

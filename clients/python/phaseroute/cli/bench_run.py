@@ -22,6 +22,7 @@ from phaseroute.bench.report import Report
 from phaseroute.bench.session import Session, schedule
 from phaseroute.cli import scenario_view, tables
 from phaseroute.cli.bench_board import PlayBoard
+from phaseroute.cli.connect import PLAIN, Security
 from phaseroute.cli.up import StackBoard
 from phaseroute.comparison import FORCED_PREFIX
 from phaseroute.errors import PhaserouteError
@@ -75,10 +76,10 @@ class BenchRun:
                 await stack.start_router()
             await self.at(plan.router.address)
 
-    async def at(self, target: str) -> None:
+    async def at(self, target: str, security: Security = PLAIN) -> None:
         """Measure what runs there. Raises `PhaserouteError` when nobody answers any more, `typer.BadParameter` for a
         policy that is not there, before anything was sent, and `BadFolder`."""
-        async with AsyncClient(target) as client:
+        async with AsyncClient(target, **security) as client:
             fleet = self._fleet = await find_fleet(client)
             self._policies = await self._choose_policies(client, fleet)
             if fleet.routed:

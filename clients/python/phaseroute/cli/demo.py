@@ -16,7 +16,15 @@ from phaseroute.cli import burst_view, signals, tables
 from phaseroute.cli.burst_view import BurstBoard
 from phaseroute.cli.demo_mixed import MixedDemo, mixed_plan
 from phaseroute.cli.up import StackBoard, run_directory
-from phaseroute.local.plan import StackPlan, free_ports, make_plan, stay_on_last_core, unequal_pair, usable_cores
+from phaseroute.local.plan import (
+    NOTHING_KEPT,
+    StackPlan,
+    free_ports,
+    make_plan,
+    stay_on_last_core,
+    unequal_pair,
+    usable_cores,
+)
 from phaseroute.local.stack import Stack
 from phaseroute.prompts import SharedPrefixPrompts, shared_prefix_prompts
 from phaseroute.requests import GenerateOptions
@@ -57,7 +65,7 @@ def demo(
         return
     # Measured anew: saved rates may be from a busier hour.
     pair = {name: {**settings, "measure": True} for name, settings in unequal_pair().items()}
-    plan = make_plan(SIMULATED_PAIR if simulated else pair, {}, free_ports(1)[0])
+    plan = make_plan(SIMULATED_PAIR if simulated else pair, NOTHING_KEPT, free_ports(1)[0])
     _play(console, DemoRun(console, plan, requests, prompt_tokens, max_new_tokens).play)
 
 

@@ -16,7 +16,15 @@ from phaseroute.cli import comparison_view, tables
 from phaseroute.cli.burst_view import BurstBoard
 from phaseroute.cli.up import StackBoard
 from phaseroute.comparison import FORCED_PREFIX, Row, Step, Turn, compare, schedule, summarize
-from phaseroute.local.plan import StackPlan, free_ports, make_plan, mixed_pair, stay_on_last_core, usable_cores
+from phaseroute.local.plan import (
+    NOTHING_KEPT,
+    StackPlan,
+    free_ports,
+    make_plan,
+    mixed_pair,
+    stay_on_last_core,
+    usable_cores,
+)
 from phaseroute.local.stack import Stack
 from phaseroute.workloads import WORKLOADS, Sizes, Workload
 
@@ -30,7 +38,7 @@ SIMULATED_PAIR: Mapping[str, Mapping[str, Any]] = {
 def mixed_plan(*, simulated: bool) -> StackPlan:
     """The pair that suits this machine, measured anew, or a simulated one."""
     pair = {name: {**settings, "measure": True} for name, settings in mixed_pair().items()}
-    return make_plan(SIMULATED_PAIR if simulated else pair, {}, free_ports(1)[0])
+    return make_plan(SIMULATED_PAIR if simulated else pair, NOTHING_KEPT, free_ports(1)[0])
 
 
 class MixedDemo:

@@ -67,6 +67,10 @@ def load_plan(path: Path, port: int | None = None) -> StackPlan:
     return make_plan(backends, router, port)
 
 
+NOTHING_KEPT: Mapping[str, Any] = {"keep_lengths": False}
+"""Router settings under which a measurement learns nothing from an earlier one."""
+
+
 def make_plan(
     backends: Mapping[str, Mapping[str, Any]], router: Mapping[str, Any], port: int | None = None
 ) -> StackPlan:
@@ -94,7 +98,7 @@ def plan_of_flags(backends: Mapping[str, Sequence[str]]) -> StackPlan:
         address = f"127.0.0.1:{port}"
         services.append(Service(name, "backend_service", (*flags, "--listen", address), address))
     targets = [f"{service.name}={service.address}" for service in services]
-    return StackPlan(tuple(services), _router({"listen": f"127.0.0.1:{router_port}"}, targets))
+    return StackPlan(tuple(services), _router({"listen": f"127.0.0.1:{router_port}", **NOTHING_KEPT}, targets))
 
 
 def unequal_pair() -> Mapping[str, Mapping[str, Any]]:
