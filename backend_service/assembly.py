@@ -96,6 +96,7 @@ def _policy(settings: BackendSettings, rates: IsolatedRates) -> QueuePolicy:
     return make_policy(
         settings.scheduling,
         prefill_tokens_per_s=rates.prefill_tokens_per_s,
+        decode_tokens_per_s=rates.decode_tokens_per_s,
         promote_after_s=settings.promote_batch_after_s,
     )
 
@@ -124,10 +125,7 @@ def _profile(engine: Engine, settings: BackendSettings) -> Profile:
             engine, max_active=settings.largest_batch, step_tokens=settings.step_tokens, clock=time.monotonic
         ).run()
         _log.info("calibrated", seconds=round(time.monotonic() - begun_s, 2), steps=len(profile.steps))
-        try:
-            store.save(key, profile)
-        except OSError as error:
-            _log.warning("measured rates not saved: every start measures anew", error=str(error))
+        store.save(key, profile)
         source = "measured"
     else:
         source = "saved; --measure for new ones"

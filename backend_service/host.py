@@ -10,6 +10,8 @@ from functools import partial
 import structlog
 
 from backend_service.assembly import assemble
+from backend_service.event_stream import UnreadLimits
+from backend_service.places import QueueLimits
 from backend_service.runner import Runner
 from backend_service.servicer import BackendServicer
 from backend_service.settings import BackendSettings
@@ -18,6 +20,8 @@ from service_kit.serve import Server, Service
 from service_kit.telemetry import Telemetry
 
 ENGINE_DIED_CODE = 1
+LAST_WORDS_S = 1.0
+"""After the grace period of a drain, for statuses of the streams that it ended."""
 
 _log = structlog.get_logger(__name__)
 
@@ -40,19 +44,21 @@ async def host(settings: BackendSettings, telemetry: Telemetry | None = None) ->
     telemetry = telemetry or Telemetry()
     runner = Runner(
         partial(assemble, settings),
-        max_outstanding=settings.largest_batch + settings.max_queued,
+        QueueLimits(settings.largest_batch, settings.max_queued, settings.max_queued_tokens),
+        UnreadLimits(settings.max_unread_tokens, settings.unread_grace_s),
         on_death=lambda: server.request_stop(ENGINE_DIED_CODE),
     )
-    servicer = BackendServicer(runner, max_queued=settings.max_queued, telemetry=telemetry)
+    servicer = BackendServicer(runner, telemetry=telemetry)
 
     async def drain() -> None:
-        runner.drain()
+        runner.drain(settings.drain_grace_s)
 
     server = Server(
         [Service("phaseroute.v1.InferenceService", partial(add_InferenceServiceServicer_to_server, servicer))],
         address=settings.listen,
         telemetry=telemetry,
-        drain_grace_s=settings.drain_grace_s,
+        protection=settings.protection,
+        drain_grace_s=settings.drain_grace_s + LAST_WORDS_S,
         on_drain=drain,
     )
     try:

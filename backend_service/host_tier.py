@@ -23,7 +23,8 @@ class Block:
     """A run of a sequence's tokens that the host tier stores as one."""
 
     key: bytes
-    """Names the block and everything before it: 16 bytes, the digest of the previous block's key and its own tokens."""
+    """Names the block, everything before it and the cache salt: 16 bytes, the digest of the previous block's key, or of
+    the salt, and its own tokens."""
     start: int
     """In tokens, a multiple of `BLOCK_TOKENS`."""
     end: int
@@ -39,17 +40,18 @@ class Stored:
     """Whatever the engine gave."""
 
 
-def blocks_of(tokens: Sequence[int]) -> list[Block]:
+def blocks_of(tokens: Sequence[int], salt: str = "") -> list[Block]:
     """The whole blocks of a sequence, in order: a chain."""
     starts = range(0, len(tokens), BLOCK_TOKENS)
-    return [Block(key, start, start + BLOCK_TOKENS) for key, start in zip(keys_of(tokens), starts, strict=False)]
+    return [Block(key, start, start + BLOCK_TOKENS) for key, start in zip(keys_of(tokens, salt), starts, strict=False)]
 
 
-def keys_of(tokens: Sequence[int]) -> Iterator[bytes]:
+def keys_of(tokens: Sequence[int], salt: str = "") -> Iterator[bytes]:
     """The keys of `blocks_of`, hashed as far as they are read."""
     packed = array(PACKED, tokens)
     data, size = packed.tobytes(), packed.itemsize * BLOCK_TOKENS
-    key = b""
+    # By another kind of digest than a block's: whatever a salt is, its chains are nobody else's.
+    key = hashlib.blake2b(salt.encode(), digest_size=16, person=b"cache salt").digest()
     for end in range(size, len(data) + 1, size):
         key = hashlib.blake2b(key + data[end - size : end], digest_size=16).digest()
         yield key

@@ -16,8 +16,9 @@ from backend_service.engines.base import KvUse
 from backend_service.host_tier import BLOCK_TOKENS, Block, HostTier, Stored, blocks_of, keys_of
 from backend_service.kv_cells import KvCells
 from backend_service.kv_rows import KvRows
-from backend_service.prefix_index import PACKED, Match, PrefixIndex
+from backend_service.prefix_index import PACKED, Match
 from backend_service.retention import Retention
+from backend_service.salted_index import SaltedIndex
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,11 @@ class _Cells(Protocol):
 
 
 class KvPool:
-    """The books of one KV cache. `probe` from any thread, everything else from the engine's."""
+    """The books of one KV cache. `probe` from any thread, everything else from the engine's.
+
+    Prompts of different cache salts find nothing of each other, neither on the device nor in host memory; they share
+    the room alone.
+    """
 
     def __init__(self, limits: PoolLimits, *, share: bool = True, copies: bool = False) -> None:
         """`share=False` for models whose state cannot be cut at a prefix (recurrent, hybrid): nothing is retained.
@@ -96,26 +101,26 @@ class KvPool:
         self._limits = limits
         self._share = share
         self._copies = copies
-        self._index = PrefixIndex()
+        self._index = SaltedIndex()
         self._cells: _Cells = (KvRows if copies else KvCells)(limits.capacity_tokens)
         self._free = list(range(limits.handles - 1, -1, -1))
         self._live: set[int] = set()
         self._retention = Retention()
         self._host = HostTier(limits.host_tokens if share else 0)
 
-    def probe(self, tokens: Sequence[int]) -> int:
+    def probe(self, tokens: Sequence[int], cache_salt: str = "") -> int:
         """Leading tokens that need not be computed if `tokens` were placed now: shared or restored. Changes nothing."""
         packed = array(PACKED, tokens)
-        shared = self._match(packed).length
-        restorable = self._host.match(keys_of(packed), shared, len(packed) - 1)
+        shared = self._match(packed, cache_salt).length
+        restorable = self._host.match(keys_of(packed, cache_salt), shared, len(packed) - 1)
         return min(restorable[-1].block.end, len(packed) - 1) if restorable else shared
 
-    def place(self, tokens: Sequence[int], max_new_tokens: int) -> Placement | None:
+    def place(self, tokens: Sequence[int], max_new_tokens: int, cache_salt: str = "") -> Placement | None:
         """Reserve the worst case of a new sequence, or None while it does not fit beside the live ones."""
         if len(self._live) == self._limits.max_live:
             return None
         packed = array(PACKED, tokens)
-        match = self._match(packed)
+        match = self._match(packed, cache_salt)
         # Of equal prefixes that were computed apart, a live one: its cells are taken in any case.
         source = min(match.owners, key=lambda owner: (owner not in self._live, owner), default=None)
         shared = match.length
@@ -128,10 +133,10 @@ class KvPool:
             return None
         self._free.pop()
         self._live.add(handle)
-        self._index.insert(handle, packed[:shared])
+        self._index.insert(handle, packed[:shared], cache_salt)
         self._retention.start(handle, prompt_tokens=len(tokens), shared_tokens=shared, owners=match.owners)
         self._host.cancel_reserved()
-        chain = blocks_of(packed) if self._host.used_tokens else []
+        chain = blocks_of(packed, cache_salt) if self._host.used_tokens else []
         restorable = self._host.match([block.key for block in chain], shared, len(tokens) - 1)
         self._host.touch(chain, prompt_tokens=len(tokens))
         evicted: dict[int, Eviction] = {}
@@ -208,13 +213,14 @@ class KvPool:
         for handle, length in self.lengths().items():
             assert len(self._index.tokens_of(handle)) == length, f"sequence {handle} has two lengths"
             assert retained.get(handle, length) == length, f"sequence {handle} has two lengths"
+        assert self._index.total_tokens <= self._cells.used, "a cell stands for two salts or two tokens"
         assert self._cells.used + self._cells.reserved <= self._limits.capacity_tokens, "more promised than there is"
         assert self._cells.retained <= self._limits.retained_tokens, "more cells retained than allowed"
         assert len(retained) <= self._limits.max_retained, "more sequences retained than allowed"
 
-    def _match(self, packed: array[int]) -> Match:
+    def _match(self, packed: array[int], cache_salt: str) -> Match:
         """What a new sequence can share; the last token is to be computed in any case."""
-        return self._index.match(packed[:-1] if self._share else packed[:0])
+        return self._index.match(packed[:-1] if self._share else packed[:0], cache_salt)
 
     def _evict(self, handle: int, keep_tokens: int, evicted: dict[int, Eviction]) -> None:
         """Cut a retained sequence, or drop it when others hold all that would be left of it."""
@@ -243,7 +249,7 @@ class KvPool:
         whole_tokens = self._cells.length(handle) // BLOCK_TOKENS * BLOCK_TOKENS
         if from_tokens >= whole_tokens or not self._host.capacity_tokens:
             return ()
-        chain = blocks_of(self._index.tokens_of(handle))
+        chain = blocks_of(self._index.tokens_of(handle), self._index.salt_of(handle))
         return self._host.reserve(chain, from_tokens, prompt_tokens=self._retention.prompt_tokens(handle))
 
     def _drop(self, handle: int) -> None:

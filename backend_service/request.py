@@ -88,9 +88,10 @@ class RequestView:
     cached_tokens: int
     """What was there of the prompt when it was admitted."""
     due_s: float
-    """When it is due for admission, on the scheduler's clock."""
+    """When it is due for admission, on the clock of the order of admission."""
     workload: str
     ignore_eos: bool
+    client: str
 
 
 @dataclass(slots=True, eq=False)
@@ -100,7 +101,9 @@ class Request:
     id: str
     """Unique among the requests in the scheduler."""
     tokens: Sequence[int]
+    """The prompt, then what an earlier attempt generated of the answer."""
     max_new_tokens: int
+    """Of the whole answer."""
     sampling: Sampling
     ignore_eos: bool
     text: TextStream
@@ -111,35 +114,52 @@ class Request:
     priority: Priority = Priority.INTERACTIVE
     workload: str = ""
     """A label that only Status shows."""
+    resumed_tokens: int = 0
+    """So many of the last `tokens` are of the answer; fewer than `max_new_tokens`."""
+    client: str = ""
+    """Whose it is; empty: nobody's in particular."""
+    weight: float = 1.0
+    """Of its client, where the order of admission is fair between clients; above 0."""
+    cache_salt: str = ""
+    """Prompts share a cache only where this is equal."""
 
     packed: array[int] = field(init=False)
     """`tokens`, for fast comparison."""
     phase: Phase = field(default=Phase.QUEUED, init=False)
     due_s: float = field(init=False)
-    """When it is due for admission: set by the line that it waits in, on arrival if it does not."""
+    """When it is due for admission, on the clock of the line that it waits in, which sets it."""
     held_s: float | None = field(default=None, init=False)
     """Since when it waits for a prefix that another request is computing."""
     handle: int = field(default=-1, init=False)
     """The engine's name for it while it is active."""
     cached_tokens: int = field(default=0, init=False)
+    """Of the prompt alone."""
     computed_tokens: int = field(default=0, init=False)
     """Known tokens in the KV cache, shared ones included."""
-    generated_tokens: int = field(default=0, init=False)
+    generated_tokens: int = field(init=False)
+    """Of the whole answer, earlier attempts included."""
     admitted_s: float = field(default=0.0, init=False)
     first_token_s: float = field(default=0.0, init=False)
 
     def __post_init__(self) -> None:
         self.packed = array(PACKED, self.tokens)
         self.due_s = self.submitted_s
+        self.generated_tokens = self.resumed_tokens
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Of the prompt alone."""
+        return len(self.tokens) - self.resumed_tokens
 
     @property
     def pending_tokens(self) -> int:
         """Known tokens that are not computed yet: 1 for a decode row, what is left of the prompt before that."""
-        return len(self.tokens) + self.generated_tokens - self.computed_tokens
+        return self.prompt_tokens + self.generated_tokens - self.computed_tokens
 
     @property
     def remaining_prefill_tokens(self) -> int:
-        """Prompt tokens still to be computed, as far as is known."""
+        """Still to be computed before its next token, as far as is known: of the prompt and of what an earlier attempt
+        generated."""
         if self.phase is Phase.QUEUED:
             return len(self.tokens) - self.reusable_estimate
         return max(0, len(self.tokens) - self.computed_tokens)
@@ -159,18 +179,20 @@ class Request:
             remaining_decode_tokens=self.remaining_decode_tokens,
             generated_tokens=self.generated_tokens,
             context_tokens=self.computed_tokens,
-            prompt_tokens=len(self.tokens),
+            prompt_tokens=self.prompt_tokens,
             cached_tokens=self.cached_tokens,
             due_s=self.due_s,
             workload=self.workload,
             ignore_eos=self.ignore_eos,
+            client=self.client,
         )
 
     def admit(self, admission: Admission, now_s: float) -> None:
         """QUEUED -> PREFILL."""
         self.phase = Phase.PREFILL
         self.handle = admission.handle
-        self.cached_tokens = self.computed_tokens = admission.reused_tokens
+        self.computed_tokens = admission.reused_tokens
+        self.cached_tokens = min(admission.reused_tokens, self.prompt_tokens)
         self.admitted_s = now_s
 
     def accept(self, token: int, now_s: float) -> list[Event]:
@@ -182,24 +204,25 @@ class Request:
             return self._end(FinishReason.EOS, now_s)
         self.generated_tokens += 1
         shown = self.text.feed(token)
-        progress = Progress(self.id, shown, (token,))
         if self.text.stopped:
-            return [progress, *self._end(FinishReason.STOP, now_s)]
+            return self._end(FinishReason.STOP, now_s, shown, token)
         if self.generated_tokens == self.max_new_tokens:
-            return [progress, *self._end(FinishReason.LENGTH, now_s)]
-        return [progress]
+            return self._end(FinishReason.LENGTH, now_s, shown, token)
+        return [Progress(self.id, shown, (token,))]
 
-    def _end(self, reason: FinishReason, now_s: float) -> list[Event]:
+    def _end(self, reason: FinishReason, now_s: float, shown: str = "", *last: int) -> list[Event]:
+        """What was held back comes with the last token: who has that token has the whole answer, also where the end of
+        the stream is lost."""
         self.phase = Phase.ENDED
-        held = self.text.flush()
+        text = shown + self.text.flush()
         if self.text.stopped:  # what looked like the start of a longer stop string may only now be a whole shorter one
             reason = FinishReason.STOP
         ended = Ended(
             self.id,
             reason,
-            len(self.tokens),
+            self.prompt_tokens,
             self.cached_tokens,
             self.generated_tokens,
             Times(self.submitted_s, self.admitted_s, self.first_token_s, now_s),
         )
-        return [Progress(self.id, held, ()), ended] if held else [ended]
+        return [Progress(self.id, text, last), ended] if text or last else [ended]

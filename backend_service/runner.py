@@ -9,20 +9,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 
 from backend_service.engines.base import Engine, EngineInfo
+from backend_service.event_stream import EventStream, UnreadLimits
+from backend_service.places import Place, Places, QueueLimits
 from backend_service.request import Event, Failed, Progress, Request
 from backend_service.scheduler import Scheduler, Snapshot
 from backend_service.step_model import IsolatedRates
-from service_kit.faults import EngineFailed, Fault, InvalidRequest, Overloaded, Unavailable
+from backend_service.wait_time import full
+from service_kit.faults import EngineFailed, Fault, InvalidRequest, Unavailable
 
 _log = logging.getLogger(__name__)
 _LOADING = "This backend is still loading its model; try again in a moment."
 _STOPPED = "This backend is shutting down; send the request to another one."
+LAST_STEP_S = 5.0
+"""How long a step may take that runs when the thread is told to end; an engine that hangs is left behind."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,43 +49,22 @@ class State:
     """Grows with changes other than generated tokens."""
 
 
-class EventStream:
-    """One request's events on the loop's side. Tokens that arrive while nobody reads are merged."""
-
-    def __init__(self) -> None:
-        self._events: deque[Event] = deque()
-        self._arrived = asyncio.Event()
-
-    def put(self, event: Event) -> None:
-        """Add an event; never waits."""
-        last = self._events[-1] if self._events else None
-        if isinstance(event, Progress) and isinstance(last, Progress):
-            self._events[-1] = Progress(event.request_id, last.text + event.text, last.token_ids + event.token_ids)
-        else:
-            self._events.append(event)
-        self._arrived.set()
-
-    async def get(self) -> Event:
-        """The next event."""
-        while not self._events:
-            self._arrived.clear()
-            await self._arrived.wait()
-        return self._events.popleft()
-
-
 class Runner:
     """Starts the thread, hands requests over, and spreads what comes back. All methods on the event loop."""
 
     def __init__(
         self,
         build: Callable[[], Assembly],
+        limits: QueueLimits,
+        unread: UnreadLimits | None = None,
         *,
-        max_outstanding: int,
         on_death: Callable[[], None] = lambda: None,
     ) -> None:
-        """`max_outstanding`: requests queued or active; more are refused. `on_death`: the thread broke."""
+        """`limits`: what may be here; more is refused. `on_death`: the thread broke."""
         self._build = build
-        self._max_outstanding = max_outstanding
+        self._limits = limits
+        self._places = Places(limits)
+        self._unread = unread or UnreadLimits()
         self._on_death = on_death
         self._loop = asyncio.get_running_loop()
         self._inbox: SimpleQueue[Callable[[Scheduler], None] | None] = SimpleQueue()
@@ -91,23 +75,31 @@ class Runner:
         self._assembly: Assembly | None = None
         self._dead: EngineFailed | None = None
         self._draining = False
+        self._grace: asyncio.TimerHandle | None = None
         self._snapshot: Snapshot | None = None
 
     async def start(self) -> EngineInfo:
         """Load the engine and measure it; returns when requests can be served. Raises what the build raised."""
         self._thread.start()
         self._assembly = await self._ready
+        info = self._assembly.engine.info
+        self._limits = self._limits.known(info.context_tokens)
+        self._places = Places(self._limits)
         self._wake()
-        return self._assembly.engine.info
+        return info
 
     async def stop(self) -> None:
-        """End the thread after its current step; requests still running fail as unavailable. A thread that is still
-        loading is left to die with the process."""
+        """Requests still running fail as unavailable, and the thread ends after its current step. One that still loads,
+        or hangs in a step, is left to die with the process."""
+        if self._grace is not None:
+            self._grace.cancel()
         if self._assembly is None:
             return
-        self._inbox.put(None)
-        await asyncio.to_thread(self._thread.join)
         self._fail_all(Unavailable(_STOPPED))
+        self._inbox.put(None)
+        await asyncio.to_thread(self._thread.join, LAST_STEP_S)
+        if self._thread.is_alive():
+            _log.warning("the engine did not end its step within %g s; it is left behind", LAST_STEP_S)
 
     @property
     def engine(self) -> Engine:
@@ -118,6 +110,11 @@ class Runner:
     def rates(self) -> IsolatedRates:
         """One request alone. Raises `Unavailable` while the engine loads."""
         return self._built.rates
+
+    @property
+    def limits(self) -> QueueLimits:
+        """What may wait."""
+        return self._limits
 
     @property
     def snapshot(self) -> Snapshot:
@@ -137,32 +134,32 @@ class Runner:
         """No new request is taken."""
         return self._draining
 
-    def drain(self) -> None:
-        """Take no new requests; those here go on."""
+    def drain(self, grace_s: float | None = None) -> None:
+        """Take no new requests; those here go on, for `grace_s` at most: what is left then fails as unavailable, so
+        that a router can let another backend go on with it. None: to their end."""
         self._draining = True
+        if grace_s is not None and self._grace is None:
+            self._grace = self._loop.call_later(grace_s, self._give_up)
         self._wake()
 
     def submit(self, request: Request) -> EventStream:
-        """Queue a request. Raises `Overloaded` when the queue is full, `Unavailable` while draining, `EngineFailed`
-        after the engine died. The caller must call `cancel` when it is done with the stream, whatever happened."""
+        """Queue a request. Raises `Overloaded` when the queue is full, unless others give way to it (see `Places`),
+        `Unavailable` while draining, `EngineFailed` after the engine died. The caller must call `cancel` when it is
+        done with the stream, whatever happened."""
         if self._dead:
             raise self._dead
         if self._draining:
             raise Unavailable(_STOPPED)
-        if len(self._streams) >= self._max_outstanding:
-            raise Overloaded(
-                f"All {self._max_outstanding} places here are taken; retry later or use another backend.",
-                retry_after_s=self._drain_estimate_s(),
-            )
         if request.id in self._streams:
             raise InvalidRequest("attempt.id", f'"{request.id}" is running here already; use a new id for each attempt')
-        stream = self._streams[request.id] = EventStream()
+        self._take_place(request)
+        stream = self._streams[request.id] = EventStream(self._unread, partial(self._end, request.id))
         self._inbox.put(lambda scheduler: scheduler.submit(request))
         return stream
 
     def cancel(self, request_id: str) -> None:
         """Forget a request; harmless when it has ended."""
-        if self._streams.pop(request_id, None):
+        if self._forget(request_id):
             self._inbox.put(lambda scheduler: scheduler.cancel(request_id))
 
     async def changed(self, timeout_s: float) -> bool:
@@ -176,10 +173,35 @@ class Runner:
             raise Unavailable(_LOADING)
         return self._assembly
 
-    def _drain_estimate_s(self) -> float:
-        """Until one of the requests here has used its decode budget, at the isolated rate: a floor, not a forecast."""
-        shortest = min((view.remaining_decode_tokens for view in self.snapshot.requests), default=0)
-        return max(0.1, shortest / self.rates.decode_tokens_per_s)
+    def _take_place(self, request: Request) -> None:
+        snapshot = self.snapshot
+        active = {view.id for view in snapshot.active}
+        place = Place(request.client, request.weight, request.prompt_tokens + request.max_new_tokens)
+        if shortage := self._places.shortage(place, active, batch=snapshot.max_active):
+            fault = full(snapshot, self.rates, shortage)
+            losers = self._places.giving_way(place, active, shortage)
+            if not losers:
+                raise fault
+            for loser in losers:
+                self._end(loser, fault)
+        self._places.take(request.id, place)
+
+    def _give_up(self) -> None:
+        for request_id in tuple(self._streams):
+            self._end(request_id, Unavailable(_STOPPED))
+
+    def _end(self, request_id: str, fault: Fault) -> None:
+        """Fail a request that goes on, and let the scheduler forget it."""
+        if stream := self._forget(request_id):
+            stream.put(Failed(request_id, fault))
+            self._inbox.put(lambda scheduler: scheduler.cancel(request_id))
+
+    def _forget(self, request_id: str) -> EventStream | None:
+        self._places.leave(request_id)
+        stream = self._streams.pop(request_id, None)
+        if stream is not None:
+            stream.close()
+        return stream
 
     # -- engine thread ------------------------------------------------------------------------------------------
 
@@ -232,7 +254,7 @@ class Runner:
             if stream := self._streams.get(event.request_id):
                 stream.put(event)
                 if not isinstance(event, Progress):
-                    del self._streams[event.request_id]
+                    self._forget(event.request_id)
         self._wake()
 
     def _wake(self) -> None:
@@ -246,6 +268,6 @@ class Runner:
         self._on_death()
 
     def _fail_all(self, fault: Fault) -> None:
-        for request_id, stream in self._streams.items():
-            stream.put(Failed(request_id, fault))
-        self._streams.clear()
+        for request_id in tuple(self._streams):
+            if stream := self._forget(request_id):
+                stream.put(Failed(request_id, fault))

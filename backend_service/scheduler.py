@@ -50,6 +50,8 @@ class Snapshot:
     """In order of admission; the same object until the line changes."""
     policy_name: str
     """Of the order of admission."""
+    virtual_s: float | None
+    """Now, on the clock by which the waiting are due; None: that is the scheduler's clock."""
     kv: KvUse
     max_active: int
     max_active_reason: str
@@ -110,6 +112,7 @@ class Scheduler:
         """Put a request in the line. It must fit an empty engine: `prompt + max_new_tokens <= context`."""
         if not self.busy:
             self._progress_s = self._clock()
+            self._policy.rest()
         self._waiting.add(request)
         self._changed(structure=True)
 
@@ -165,6 +168,7 @@ class Scheduler:
             active=tuple(request.view() for request in self._active),
             waiting=self._waiting.views,
             policy_name=self._policy.name,
+            virtual_s=self._policy.virtual_s,
             kv=self._engine.stats(),
             max_active=self._max_active,
             max_active_reason=self._max_active_reason,
@@ -189,11 +193,16 @@ class Scheduler:
     def _admit(self) -> None:
         while len(self._active) < self._max_active and (request := self._next()) is not None:
             admission = self._engine.admit(
-                request.tokens, request.max_new_tokens, request.sampling, ignore_eos=request.ignore_eos
+                request.tokens,
+                request.remaining_decode_tokens,
+                request.sampling,
+                ignore_eos=request.ignore_eos,
+                generated=request.resumed_tokens,
+                cache_salt=request.cache_salt,
             )
             if admission is None:  # nobody overtakes who waits for room, or it might wait forever
                 return
-            self._waiting.remove(request.id)
+            self._waiting.remove(request.id, admitted=True)
             request.admit(admission, self._clock())
             self._active.append(request)
             self._changed(structure=True)

@@ -7,10 +7,12 @@ import time
 import uuid
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import grpc
 
+from backend_service.continuation import Complete, check_generated, resume
 from backend_service.engines.base import EngineInfo
 from backend_service.request import Ended, Failed, FinishReason, Progress, Request
 from backend_service.runner import Runner
@@ -19,6 +21,7 @@ from backend_service.text import TextStream
 from phaseroute.v1 import inference_pb2 as pb
 from phaseroute.v1 import inference_pb2_grpc as pb_grpc
 from service_kit.faults import InvalidRequest, UnknownName
+from service_kit.identity import Caller, Scope, current_caller
 from service_kit.requests import GenerateSpec, Prompt, TokenPrompt, parse_generate, parse_prompt
 from service_kit.telemetry import Attr, Telemetry
 
@@ -38,9 +41,8 @@ _Context = grpc.aio.ServicerContext[Any, Any]
 class BackendServicer(pb_grpc.InferenceServiceServicer):
     """Serves one runner; while that loads its engine, every call is refused as unavailable."""
 
-    def __init__(self, runner: Runner, *, max_queued: int, telemetry: Telemetry) -> None:
+    def __init__(self, runner: Runner, *, telemetry: Telemetry) -> None:
         self._runner = runner
-        self._max_queued = max_queued
         self._telemetry = telemetry
         self._incarnation = uuid.uuid4().hex
         # Its own: tokenizing a few long prompts must not use up the loop's default threads.
@@ -49,11 +51,20 @@ class BackendServicer(pb_grpc.InferenceServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: _Context) -> AsyncIterator[pb.GenerateResponse]:
         """See the contract. A call that ends early, however it does, is cancelled in the scheduler."""
         arrived_s = time.monotonic()
-        spec = parse_generate(request)
+        caller = current_caller()
+        spec = _heeded(parse_generate(request), caller)
         if spec.model and spec.model != self._info.model_name:
             raise UnknownName(f'This backend serves "{self._info.model_name}", not "{spec.model}"; ask for that one.')
         tokens = await self._prepare(spec.prompt)
-        job = self._job(spec, tokens, arrived_s)
+        job = self._job(spec, tokens, caller, arrived_s)
+        complete = resume(
+            job.text, spec.generated, eos=job.eos, ignore_eos=spec.ignore_eos, max_new_tokens=spec.max_new_tokens
+        )
+        if complete is not None:
+            if complete.text:
+                yield pb.GenerateResponse(delta=pb.Delta(text=complete.text))
+            yield pb.GenerateResponse(finished=_nothing_left(complete, job))
+            return
         stream = self._runner.submit(job)
         try:
             while True:
@@ -71,15 +82,16 @@ class BackendServicer(pb_grpc.InferenceServiceServicer):
 
     async def Status(self, request: pb.StatusRequest, context: _Context) -> pb.StatusResponse:
         """See the contract."""
-        return pb.StatusResponse(status=self._status())
+        return pb.StatusResponse(status=self._status(current_caller()))
 
     async def WatchStatus(
         self, request: pb.WatchStatusRequest, context: _Context
     ) -> AsyncIterator[pb.WatchStatusResponse]:
         """See the contract."""
+        caller = current_caller()
         while True:
             told = self._runner.state
-            yield pb.WatchStatusResponse(status=self._status())
+            yield pb.WatchStatusResponse(status=self._status(caller))
             sent_s = time.monotonic()
             while (now := self._runner.state).structure == told.structure:
                 # News of progress waits for its interval, silence for the heartbeat; anything else ends the wait.
@@ -90,8 +102,9 @@ class BackendServicer(pb_grpc.InferenceServiceServicer):
 
     async def CacheProbe(self, request: pb.CacheProbeRequest, context: _Context) -> pb.CacheProbeResponse:
         """See the contract."""
+        salt = current_caller().salt(request.cache_salt)
         tokens = await self._prepare(parse_prompt(request.prompt))
-        return pb.CacheProbeResponse(prompt_tokens=len(tokens), reusable_tokens=self._runner.engine.probe(tokens))
+        return pb.CacheProbeResponse(prompt_tokens=len(tokens), reusable_tokens=self._runner.engine.probe(tokens, salt))
 
     @property
     def _info(self) -> EngineInfo:
@@ -108,16 +121,22 @@ class BackendServicer(pb_grpc.InferenceServiceServicer):
             return engine.prepare(prompt)
         return await asyncio.get_running_loop().run_in_executor(self._tokenizers, engine.prepare, prompt)
 
-    def _job(self, spec: GenerateSpec, tokens: Sequence[int], arrived_s: float) -> Request:
+    def _job(self, spec: GenerateSpec, prompt: Sequence[int], caller: Caller, arrived_s: float) -> Request:
         context_tokens = self._info.context_tokens
-        if len(tokens) + spec.max_new_tokens > context_tokens:
+        if len(prompt) + spec.max_new_tokens > context_tokens:
             raise InvalidRequest(
                 "max_new_tokens",
-                f"is {spec.max_new_tokens} after a prompt of {len(tokens)} tokens, more than the context of "
-                f"{context_tokens}; shorten the prompt or ask for at most {max(0, context_tokens - len(tokens))}",
+                f"is {spec.max_new_tokens} after a prompt of {len(prompt)} tokens, more than the context of "
+                f"{context_tokens}; shorten the prompt or ask for at most {max(0, context_tokens - len(prompt))}",
             )
-        reusable = self._runner.engine.probe(tokens) if spec.reusable_tokens is None else spec.reusable_tokens
         vocabulary = self._info.vocabulary
+        check_generated(spec.generated, vocabulary)
+        tokens = [*prompt, *spec.generated] if spec.generated else prompt
+        salt = caller.salt(spec.cache_salt)
+        reusable = spec.reusable_tokens
+        if reusable is None:
+            reusable = self._runner.engine.probe(tokens, salt)
+        client = caller.client(spec.client)
         return Request(
             id=spec.attempt_id or uuid.uuid4().hex,
             tokens=tokens,
@@ -130,18 +149,24 @@ class BackendServicer(pb_grpc.InferenceServiceServicer):
             submitted_s=arrived_s,
             priority=spec.priority,
             workload=spec.workload,
+            resumed_tokens=len(spec.generated),
+            client=client,
+            weight=caller.weight if client == caller.name else 1.0,
+            cache_salt=salt,
         )
 
-    def _status(self) -> pb.BackendStatus:
+    def _status(self, caller: Caller) -> pb.BackendStatus:
         return to_proto(
             self._runner.snapshot,
             incarnation=self._incarnation,
             sequence=self._runner.state.sequence,
             info=self._info,
             rates=self._runner.rates,
-            max_queued=self._max_queued,
+            max_queued=self._runner.limits.max_queued,
+            max_queued_tokens=self._runner.limits.max_queued_tokens or 0,
             draining=self._runner.draining,
             now_s=time.monotonic(),
+            viewer=None if caller.scopes & {Scope.ROUTE, Scope.ADMIN} else caller.name,
         )
 
     def _trace(self, spec: GenerateSpec, end: Ended) -> None:
@@ -164,6 +189,22 @@ class BackendServicer(pb_grpc.InferenceServiceServicer):
                 Attr.WORKLOAD: spec.workload,
             },
         )
+
+
+def _heeded(spec: GenerateSpec, caller: Caller) -> GenerateSpec:
+    """What `Attempt` says counts only from those who may speak for others; `Caller` says so of client and salt."""
+    if Scope.ROUTE in caller.scopes:
+        return spec
+    return replace(spec, attempt_id="", reusable_tokens=None, generated=())
+
+
+def _nothing_left(complete: Complete, job: Request) -> pb.Finished:
+    """The end of an answer of which only the end was lost; nothing was computed for it here."""
+    return pb.Finished(
+        finish_reason=_REASONS[complete.reason],
+        usage=pb.Usage(prompt_tokens=job.prompt_tokens, generated_tokens=job.resumed_tokens),
+        timings=pb.Timings(),
+    )
 
 
 def _finished(end: Ended) -> pb.Finished:

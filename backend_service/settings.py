@@ -54,9 +54,16 @@ class BackendSettings(Settings, env_prefix="PHASEROUTE_BACKEND_", cli_prog_name=
         "step alone where that is more",
     )
     max_queued: int = Field(64, ge=0, le=10_000, description="Requests that may wait; more are refused")
-    scheduling: Literal["fcfs", "shortest_prefill_first", "priority"] = Field(
-        "fcfs",
-        description="Who is admitted first: by arrival, by the prompt left to compute, or interactive before batch",
+    max_queued_tokens: int | None = Field(
+        None,
+        ge=0,
+        description="Prompt and new tokens of the requests that may wait; more are refused; 0: no such bound; default: "
+        "64 times the context",
+    )
+    scheduling: Literal["fair", "fcfs", "shortest_prefill_first", "priority"] = Field(
+        "fair",
+        description="Who is admitted first: clients in turn by what each asked for, requests by arrival, by the prompt "
+        "left to compute, or interactive before batch",
     )
     promote_batch_after_s: float = Field(
         300.0,
@@ -99,6 +106,15 @@ class BackendSettings(Settings, env_prefix="PHASEROUTE_BACKEND_", cli_prog_name=
     )
     host_cache_mb: int = Field(
         512, ge=0, description="llama.cpp: host memory for prefixes that had to leave the KV cache, in MiB; 0: none"
+    )
+    max_unread_tokens: int = Field(
+        1024, ge=1, description="Tokens of an answer that its client may leave unread for --unread-grace-s"
+    )
+    unread_grace_s: float = Field(
+        10.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="Seconds after which a request with more unread tokens is given up",
     )
     prefix_wait_s: float = Field(
         30.0, ge=0, description="Longest that a request waits for a prefix which another one is computing; 0: never"

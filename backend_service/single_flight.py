@@ -19,8 +19,8 @@ class SingleFlight:
     same share of each step that it would get itself. The bound on the wait is for a leader that makes no progress.
     """
 
-    def __init__(self, probe: Callable[[Sequence[int]], int], *, max_wait_s: float) -> None:
-        """`probe`: leading tokens of a prompt that are reusable now. `max_wait_s` 0 holds nobody."""
+    def __init__(self, probe: Callable[[Sequence[int], str], int], *, max_wait_s: float) -> None:
+        """`probe`: leading tokens of a prompt that are reusable now under a cache salt. `max_wait_s` 0 holds nobody."""
         self._probe = probe
         self._max_wait_s = max_wait_s
 
@@ -28,7 +28,7 @@ class SingleFlight:
         """Whether this waiting request should go on waiting; starts its wait and notes what it will find."""
         least = MIN_GAIN_TOKENS if request.held_s is None else 1
         coming = self._coming(request, active, least)
-        if not coming or coming - self._probe(request.tokens) < least:
+        if not coming or coming - self._probe(request.tokens, request.cache_salt) < least:
             request.held_s = None
             return False
         if request.held_s is None:
@@ -41,7 +41,7 @@ class SingleFlight:
         least so many tokens of."""
         coming = 0
         for leader in active:
-            if leader.phase is Phase.PREFILL:
+            if leader.phase is Phase.PREFILL and leader.cache_salt == request.cache_salt:
                 shared = min(common_prefix(request.packed, leader.packed), len(request.tokens) - 1)
                 if shared - leader.computed_tokens >= least:
                     coming = max(coming, shared)

@@ -24,10 +24,26 @@ def to_proto(
     rates: IsolatedRates,
     max_active: int | None = None,
     max_queued: int,
+    max_queued_tokens: int = 0,
     draining: bool,
     now_s: float,
+    viewer: str | None = None,
 ) -> pb.BackendStatus:
-    """`max_active` None: the scheduler's. `now_s` on its clock."""
+    """`max_active` None: the scheduler's. `now_s` on its clock.
+
+    `viewer`: the client that this is for; None: one that may see everything. Of the requests of others a client sees
+    what it needs to know how busy the backend is, and not whose they are, what they are named, or what for.
+    """
+    due_now_s = now_s if snapshot.virtual_s is None else snapshot.virtual_s
+    requests = [
+        *(_active(view) for view in snapshot.active),
+        *(_waiting(view, view.due_s - due_now_s) for view in snapshot.waiting),
+    ]
+    if viewer is not None:
+        for request in requests:
+            if request.client != viewer:
+                for field in ("attempt_id", "workload", "client"):
+                    request.ClearField(field)
     return pb.BackendStatus(
         incarnation=incarnation,
         sequence=sequence,
@@ -42,10 +58,8 @@ def to_proto(
         max_active=snapshot.max_active if max_active is None else max_active,
         max_active_reason=snapshot.max_active_reason,
         max_queued=max_queued,
-        requests=[
-            *(_active(view) for view in snapshot.active),
-            *(_waiting(view, view.due_s - now_s) for view in snapshot.waiting),
-        ],
+        max_queued_tokens=max_queued_tokens,
+        requests=requests,
         kv_cache=pb.KvCacheStatus(
             capacity_tokens=snapshot.kv.capacity_tokens,
             used_tokens=snapshot.kv.used_tokens,
@@ -96,6 +110,7 @@ def _active(view: RequestView) -> pb.RequestStatus:
         ignore_eos=view.ignore_eos,
         prompt_tokens=view.prompt_tokens,
         cached_tokens=view.cached_tokens,
+        client=view.client,
     )
 
 
@@ -106,9 +121,11 @@ def _waiting(view: RequestView, due_in_s: float) -> pb.RequestStatus:
         phase=pb.REQUEST_PHASE_QUEUED,
         remaining_prefill_tokens=view.remaining_prefill_tokens,
         remaining_decode_tokens=view.remaining_decode_tokens,
+        generated_tokens=view.generated_tokens,
         priority=view.priority.value,
         workload=view.workload,
         ignore_eos=view.ignore_eos,
         prompt_tokens=view.prompt_tokens,
         due_in_s=due_in_s,
+        client=view.client,
     )

@@ -36,17 +36,19 @@ class WaitingLine:
 
     def __iter__(self) -> Iterator[Request]:
         """In the order at the start of the iteration, whatever happens to the line meanwhile."""
+        self._settle()
         return (place.request for place in tuple(self._line))
 
     def add(self, request: Request) -> None:
         """Join the line. O(log n) comparisons."""
         self._put(request, next(self._arrivals))
 
-    def remove(self, request_id: str) -> bool:
-        """Leave the line; False for who is not in it."""
+    def remove(self, request_id: str, *, admitted: bool = False) -> bool:
+        """Leave the line, admitted or given up; False for who is not in it."""
         if request_id not in self._places:
             return False
         self._take(request_id)
+        self._policy.leave(request_id, admitted=admitted)
         return True
 
     def renew(self, request: Request) -> None:
@@ -57,13 +59,22 @@ class WaitingLine:
     @property
     def views(self) -> tuple[RequestView, ...]:
         """The line as Status shows it; the same object until the line changes."""
+        self._settle()
         if self._views is None:
             self._views = tuple(place.view for place in self._line)
         return self._views
 
     def _put(self, request: Request, arrival: int) -> None:
-        request.due_s = request.submitted_s + self._policy(
-            Waiting(request.remaining_prefill_tokens, request.max_new_tokens, request.priority)
+        request.due_s = self._policy.place(
+            request.id,
+            Waiting(
+                request.remaining_prefill_tokens,
+                request.remaining_decode_tokens,
+                request.priority,
+                request.submitted_s,
+                request.client,
+                request.weight,
+            ),
         )
         place = self._places[request.id] = _Place(request.due_s, arrival, request, request.view())
         insort(self._line, place)
@@ -74,3 +85,16 @@ class WaitingLine:
         del self._line[bisect_left(self._line, place)]
         self._views = None
         return place
+
+    def _settle(self) -> None:
+        """Sort the line anew where somebody's leaving moved others; once for however many left, which may be all of a
+        client's hundreds at once."""
+        moved = self._policy.moved()
+        if not moved:
+            return
+        for request_id, due_s in moved.items():
+            old = self._places[request_id]
+            old.request.due_s = due_s
+            self._places[request_id] = _Place(due_s, old.arrival, old.request, old.request.view())
+        self._line = sorted(self._places.values())
+        self._views = None

@@ -113,18 +113,31 @@ class Engine(Protocol):
 
     info: EngineInfo
 
-    def prepare(self, prompt: Prompt) -> Sequence[int]:
-        """Token ids of a prompt, at least one. Any thread. Raises `InvalidRequest`."""
+    def prepare(self, prompt: Prompt, cache_salt: str = "") -> Sequence[int]:
+        """Token ids of a prompt, at least one. Any thread. Raises `InvalidRequest`. Whoever remembers them does so by
+        salt, or the time that this takes would tell what others have sent."""
 
-    def probe(self, tokens: Sequence[int]) -> int:
+    def probe(self, tokens: Sequence[int], cache_salt: str = "") -> int:
         """Leading tokens that `admit` could reuse now, at most len(tokens) - 1. Any thread; changes nothing and does
         not wait for a step."""
 
     def admit(
-        self, tokens: Sequence[int], max_new_tokens: int, sampling: Sampling, *, ignore_eos: bool
+        self,
+        tokens: Sequence[int],
+        max_new_tokens: int,
+        sampling: Sampling,
+        *,
+        ignore_eos: bool,
+        generated: int = 0,
+        cache_salt: str = "",
     ) -> Admission | None:
-        """Start a sequence, or None while its worst case (prompt + max_new_tokens - shared prefix) does not fit beside
-        the live sequences. Engine thread."""
+        """Start a sequence, or None while its worst case (tokens + max_new_tokens - shared prefix) does not fit beside
+        the live sequences. Engine thread.
+
+        `generated`: so many of the last `tokens` were sampled already, in an attempt that was lost; what is drawn goes
+        on as if it had not been. `max_new_tokens` is what may still come. Only sequences of one `cache_salt` share what
+        they computed.
+        """
 
     def step(self, slices: Sequence[Slice]) -> StepResult:
         """Compute the slices in one batch. Returns when the results are there. Engine thread."""

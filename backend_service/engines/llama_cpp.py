@@ -106,23 +106,31 @@ class LlamaCppEngine:
             vocabulary=model.vocabulary,
             shares_prefixes=model.shares_prefixes,
         )
+        context_tokens = self.info.context_tokens
         self._tokenize = functools.lru_cache(_PREPARED_PROMPTS)(
-            functools.partial(model.tokenize, context_tokens=self.info.context_tokens)
+            lambda prompt, _cache_salt: model.tokenize(prompt, context_tokens=context_tokens)
         )
 
-    def prepare(self, prompt: Prompt) -> Sequence[int]:
+    def prepare(self, prompt: Prompt, cache_salt: str = "") -> Sequence[int]:
         """See `Engine.prepare`."""
-        return self._tokenize(prompt)
+        return self._tokenize(prompt, cache_salt)
 
-    def probe(self, tokens: Sequence[int]) -> int:
+    def probe(self, tokens: Sequence[int], cache_salt: str = "") -> int:
         """See `Engine.probe`."""
-        return self._pool.probe(tokens)
+        return self._pool.probe(tokens, cache_salt)
 
     def admit(
-        self, tokens: Sequence[int], max_new_tokens: int, sampling: Sampling, *, ignore_eos: bool
+        self,
+        tokens: Sequence[int],
+        max_new_tokens: int,
+        sampling: Sampling,
+        *,
+        ignore_eos: bool,
+        generated: int = 0,
+        cache_salt: str = "",
     ) -> Admission | None:
         """See `Engine.admit`."""
-        placement = self._pool.place(tokens, max_new_tokens)
+        placement = self._pool.place(tokens, max_new_tokens, cache_salt)
         if placement is None:
             return None
         handle, reused = placement.handle, placement.reused_tokens
@@ -136,7 +144,7 @@ class LlamaCppEngine:
                 break
             self._pool.grow(handle, tokens[reused:end])
             reused = end
-        sampler = LlamaSampler(sampling, self.info.vocabulary, ignore_eos=ignore_eos, prompt=tokens)
+        sampler = LlamaSampler(sampling, self.info.vocabulary, ignore_eos=ignore_eos, prompt=tokens, drawn=generated)
         self._sequences[handle] = LlamaSequence(sampler, reused, list(tokens[reused:]))
         if self._proposer:
             self._proposer.start(handle, tokens)

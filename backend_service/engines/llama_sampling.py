@@ -11,17 +11,33 @@ import numpy as np
 from numpy.typing import NDArray
 
 from backend_service.engines.base import Vocabulary
+from backend_service.engines.seeds import mixed
 from service_kit.requests import PENALTY_WINDOW_TOKENS, Sampling
 
 _RANDOM_SEED = 0xFFFFFFFF
-"""llama.cpp takes this seed to mean "any"; a request's own seed of this value is moved aside."""
+"""llama.cpp takes this seed to mean "any"."""
 
 
 class LlamaSampler:
     """Draws tokens for one sequence: logit bias, penalties, top-k, top-p, min-p, temperature, draw. Freed with the
-    last reference."""
+    last reference.
 
-    def __init__(self, sampling: Sampling, vocabulary: Vocabulary, *, ignore_eos: bool, prompt: Sequence[int]) -> None:
+    Each draw has a generator of its own, since llama.cpp (but for its newest versions) takes nothing from one where a
+    single candidate is left: how far a common one is after n tokens could not be known without computing them all.
+    """
+
+    def __init__(
+        self,
+        sampling: Sampling,
+        vocabulary: Vocabulary,
+        *,
+        ignore_eos: bool,
+        prompt: Sequence[int],
+        drawn: int = 0,
+    ) -> None:
+        """`drawn`: so many of the last `prompt` tokens were drawn before."""
+        self._draws = drawn
+        self._seed: int | None = None
         self._forbidden = sorted(vocabulary.eos) if ignore_eos else []
         self._chain: llama_cpp.llama_sampler_p | None = None
         if sampling.greedy and not sampling.penalized:
@@ -51,8 +67,7 @@ class LlamaSampler:
             if sampling.min_p > 0.0:
                 self._add(llama_cpp.llama_sampler_init_min_p(sampling.min_p, 1))
             self._add(llama_cpp.llama_sampler_init_temp(sampling.temperature))
-            seed = secrets.randbelow(_RANDOM_SEED) if sampling.seed is None else min(sampling.seed, _RANDOM_SEED - 1)
-            self._add(llama_cpp.llama_sampler_init_dist(seed))
+            self._seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
         if sampling.penalized:
             for token in prompt[-PENALTY_WINDOW_TOKENS:]:
                 llama_cpp.llama_sampler_accept(chain, token)
@@ -63,7 +78,13 @@ class LlamaSampler:
         if self._chain is None:
             logits[self._forbidden] = -np.inf
             return int(logits.argmax())
-        token: int = llama_cpp.llama_sampler_sample(self._chain, context, row)
+        if self._seed is None:
+            return int(llama_cpp.llama_sampler_sample(self._chain, context, row))
+        self._draws += 1
+        self._add(llama_cpp.llama_sampler_init_dist(mixed(self._seed, self._draws) % _RANDOM_SEED))
+        token = int(llama_cpp.llama_sampler_sample(self._chain, context, row))
+        last = llama_cpp.llama_sampler_chain_n(self._chain) - 1
+        llama_cpp.llama_sampler_free(llama_cpp.llama_sampler_chain_remove(self._chain, last))
         return token
 
     def _add(self, sampler: llama_cpp.llama_sampler_p) -> None:

@@ -88,30 +88,38 @@ class MlxEngine:
             vocabulary=model.vocabulary,
             shares_prefixes=self._shares,
         )
+        context_tokens = self.info.context_tokens
         self._tokenize = functools.lru_cache(_PREPARED_PROMPTS)(
-            functools.partial(model.tokenize, context_tokens=self.info.context_tokens)
+            lambda prompt, _cache_salt: model.tokenize(prompt, context_tokens=context_tokens)
         )
 
-    def prepare(self, prompt: Prompt) -> Sequence[int]:
+    def prepare(self, prompt: Prompt, cache_salt: str = "") -> Sequence[int]:
         """See `Engine.prepare`."""
-        return self._tokenize(prompt)
+        return self._tokenize(prompt, cache_salt)
 
-    def probe(self, tokens: Sequence[int]) -> int:
+    def probe(self, tokens: Sequence[int], cache_salt: str = "") -> int:
         """See `Engine.probe`."""
-        return self._pool.probe(tokens)
+        return self._pool.probe(tokens, cache_salt)
 
     def admit(
-        self, tokens: Sequence[int], max_new_tokens: int, sampling: Sampling, *, ignore_eos: bool
+        self,
+        tokens: Sequence[int],
+        max_new_tokens: int,
+        sampling: Sampling,
+        *,
+        ignore_eos: bool,
+        generated: int = 0,
+        cache_salt: str = "",
     ) -> Admission | None:
         """See `Engine.admit`. The worst case is that of the padded batch: one row more, and all as long as the longest
         may become."""
-        placement = self._pool.place(tokens, max_new_tokens)
+        placement = self._pool.place(tokens, max_new_tokens, cache_salt)
         if placement is None:
             return None
         handle, reused = placement.handle, placement.reused_tokens
         self._batches.add(handle, self._prefix(placement.source, reused) or make_prompt_cache(self._module))
         self._evict(placement.evicted)
-        sampler = MlxSampler(sampling, self.info.vocabulary, ignore_eos=ignore_eos, prompt=tokens)
+        sampler = MlxSampler(sampling, self.info.vocabulary, ignore_eos=ignore_eos, prompt=tokens, drawn=generated)
         self._sequences[handle] = _Sequence(sampler, list(tokens[reused:]), max_new_tokens)
         return Admission(handle, reused)
 

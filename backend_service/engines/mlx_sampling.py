@@ -14,22 +14,29 @@ from collections.abc import Sequence
 import mlx.core as mx
 
 from backend_service.engines.base import Vocabulary
+from backend_service.engines.seeds import mixed
 from service_kit.requests import PENALTY_WINDOW_TOKENS, Sampling
-
-_GOLDEN = 0x9E3779B97F4A7C15
-_MASK_64 = (1 << 64) - 1
 
 
 class MlxSampler:
     """Draws tokens for one sequence."""
 
-    def __init__(self, sampling: Sampling, vocabulary: Vocabulary, *, ignore_eos: bool, prompt: Sequence[int]) -> None:
+    def __init__(
+        self,
+        sampling: Sampling,
+        vocabulary: Vocabulary,
+        *,
+        ignore_eos: bool,
+        prompt: Sequence[int],
+        drawn: int = 0,
+    ) -> None:
+        """`drawn`: so many of the last `prompt` tokens were drawn before."""
         self._sampling = sampling
         self._vocabulary_size = vocabulary.size
         self.bias = _never(vocabulary) if ignore_eos else None
         """(vocabulary,), added to the logits; None for nothing."""
         self._seed = secrets.randbits(64) if sampling.seed is None else sampling.seed
-        self._draws = 0
+        self._draws = drawn
         self._window: mx.array | None = None
         """(up to 64,) tokens that penalties count, the newest last; None without penalties."""
         if sampling.penalized:
@@ -77,7 +84,7 @@ class MlxSampler:
     def _random(self, logits: mx.array) -> mx.array:
         """A key for each draw, made from seed and position alone: the same whoever else draws, and in what order."""
         self._draws += 1
-        key = mx.random.key(_mixed(self._seed + self._draws * _GOLDEN))
+        key = mx.random.key(mixed(self._seed, self._draws))
         return mx.random.categorical(logits * (1.0 / self._sampling.temperature), key=key)
 
 
@@ -110,11 +117,3 @@ def _nucleus(logits: mx.array, top_p: float) -> mx.array:
     before = mx.cumsum(probabilities, axis=-1) - probabilities
     keep = mx.put_along_axis(mx.zeros_like(order).astype(mx.bool_), order, before < top_p, axis=-1)
     return mx.where(keep, logits, -mx.inf)
-
-
-def _mixed(value: int) -> int:
-    """splitmix64's finaliser (Steele, Lea, Flood 2014): close seeds and positions give unrelated keys."""
-    value &= _MASK_64
-    value = (value ^ (value >> 30)) * 0xBF58476D1CE4E5B9 & _MASK_64
-    value = (value ^ (value >> 27)) * 0x94D049BB133111EB & _MASK_64
-    return value ^ (value >> 31)

@@ -43,12 +43,14 @@ class _Sequence:
     time."""
     answer: int | None
     """New tokens before the end token, where that was said."""
+    resumed: int = 0
+    """New tokens that were there when it began; they count as sampled."""
     sampled: int = 0
 
     @property
     def decoding(self) -> bool:
         """Its first token is out."""
-        return self.sampled > 0
+        return self.sampled > self.resumed
 
     @property
     def sure_steps(self) -> int:
@@ -131,7 +133,7 @@ class SimulatedEngine:
             vocabulary=Vocabulary(pieces=(*(bytes([value]) for value in range(256)), b""), eos=frozenset({END_TOKEN})),
         )
 
-    def prepare(self, prompt: Prompt) -> Sequence[int]:
+    def prepare(self, prompt: Prompt, cache_salt: str = "") -> Sequence[int]:
         """One token a UTF-8 byte; a chat becomes `role: content` lines."""
         match prompt:
             case TextPrompt(text):
@@ -148,15 +150,22 @@ class SimulatedEngine:
                         )
                 return ids
 
-    def probe(self, tokens: Sequence[int]) -> int:
+    def probe(self, tokens: Sequence[int], cache_salt: str = "") -> int:
         """See `Engine.probe`."""
-        return self._pool.probe(tokens)
+        return self._pool.probe(tokens, cache_salt)
 
     def admit(
-        self, tokens: Sequence[int], max_new_tokens: int, sampling: Sampling, *, ignore_eos: bool
+        self,
+        tokens: Sequence[int],
+        max_new_tokens: int,
+        sampling: Sampling,
+        *,
+        ignore_eos: bool,
+        generated: int = 0,
+        cache_salt: str = "",
     ) -> Admission | None:
         """See `Engine.admit`; `sampling` is ignored, since nothing is sampled."""
-        placement = self._pool.place(tokens, max_new_tokens)
+        placement = self._pool.place(tokens, max_new_tokens, cache_salt)
         if placement is None:
             return None
         self._ahead_s = []
@@ -167,12 +176,13 @@ class SimulatedEngine:
             self._pool.grow(placement.handle, tokens[reused:end])
             reused = end
         packed = array(PACKED, tokens)
-        answer = None if ignore_eos or self._answer_tokens is None else self._answer_tokens(tokens)
-        ends_after: int | None = max_new_tokens
+        prompt = tokens[: len(tokens) - generated]
+        answer = None if ignore_eos or self._answer_tokens is None else self._answer_tokens(prompt)
+        ends_after: int | None = generated + max_new_tokens
         if not ignore_eos:
-            ends_after = None if answer is None else min(max_new_tokens, answer + 1)
+            ends_after = None if answer is None else min(generated + max_new_tokens, answer + 1)
         self._sequences[placement.handle] = _Sequence(
-            crc32(packed[:reused]), packed[reused:], reused, ignore_eos, ends_after, answer
+            crc32(packed[:reused]), packed[reused:], reused, ignore_eos, ends_after, answer, generated, generated
         )
         return Admission(placement.handle, reused)
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from backend_service.scheduling.base import Waiting
+from backend_service.scheduling.base import Independent, Waiting
 
 
-class FirstComeFirstServed:
+class FirstComeFirstServed(Independent):
     """Order of arrival."""
 
     name = "fcfs"

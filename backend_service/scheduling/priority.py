@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from backend_service.scheduling.base import Waiting
+from backend_service.scheduling.base import Independent, Waiting
 from service_kit.requests import Priority
 
 DEFAULT_PROMOTE_AFTER_S = 300.0
 
 
-class InteractiveFirst:
+class InteractiveFirst(Independent):
     """A batch request counts as an interactive one that came `promote_after_s` later: those that come before that
     overtake it, later ones do not."""
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from backend_service.scheduling.base import Waiting
+from backend_service.scheduling.base import Independent, Waiting
 
 
-class ShortestPrefillFirst:
+class ShortestPrefillFirst(Independent):
     """A prompt may be overtaken by shorter ones for as long as its own prefill takes, and no longer."""
 
     name = "shortest_prefill_first"

@@ -74,7 +74,7 @@ async def test_status_is_complete():
     assert status.model.context_tokens == 4096
     assert status.engine.name == "simulated"
     assert status.engine.simulated
-    assert (status.max_active, status.max_queued) == (1, 3)
+    assert (status.max_active, status.max_queued, status.max_queued_tokens) == (1, 3, 64 * 4096)
     one, two = status.requests
     assert (one.attempt_id, one.phase) == ("one", pb.REQUEST_PHASE_DECODE)
     assert one.remaining_prefill_tokens == 0
@@ -84,12 +84,13 @@ async def test_status_is_complete():
     assert (two.remaining_prefill_tokens, two.remaining_decode_tokens) == (10, 3000)
     assert one.priority == two.priority == pb.PRIORITY_INTERACTIVE
     assert (one.workload, one.ignore_eos, one.prompt_tokens, one.cached_tokens) == ("chat", True, 50, 0)
-    assert -5 < two.due_in_s < 0 == one.due_in_s
+    # In virtual time: when the first one, of the same client and nobody, has had its 3000 tokens at 50/s.
+    assert one.due_in_s == 0 < two.due_in_s == pytest.approx(60, abs=0.1)
     assert status.step_rules.step_tokens == 512
     assert status.step_rules.step_target_s == pytest.approx(0.15)
     assert status.max_active_reason == ""
     assert not status.kv_cache.padded
-    assert status.scheduling_policy == "fcfs"
+    assert status.scheduling_policy == "fair"
     cache = status.kv_cache
     assert cache.capacity_tokens == 4096
     assert cache.used_tokens == one.context_tokens
@@ -319,4 +320,4 @@ async def test_a_step_model_and_its_rules_are_shown_from_the_start():
         status = await server.status()
     assert status.step_model.samples > 0
     assert status.step_rules.step_tokens > 0
-    assert status.scheduling_policy == "fcfs"
+    assert status.scheduling_policy == "fair"

@@ -1,4 +1,4 @@
-"""The pool's books and decisions under random use, with and without a second tier."""
+"""The pool's books and decisions under random use, with and without a second tier, for two cache salts."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ RUNS = st.lists(st.tuples(st.integers(0, 2), st.sampled_from(LENGTHS)), min_size
 """Few different tokens in long runs, so that sequences meet, part, and end inside each other's blocks."""
 
 
+SALTS = st.sampled_from(["", "", "s"])
 MOSTLY = st.sampled_from([True, True, True, True, True, False])
 
 
@@ -45,6 +46,7 @@ class Held:
     prompt: int
     pending: list[int]
     max_new: int
+    salt: str
     starts: list[tuple[int, int]] = field(default_factory=list)
     """Placements from its first tokens: (tokens, number of the placement)."""
     released: int = 0
@@ -76,8 +78,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.seen = [[]]
         self.new_cells = itertools.count()
         self.placements = self.releases = 0
-        self.host: set[tuple[int, ...]] = set()
-        """All that was stashed; the pool forgets none of it while the tier has room."""
+        self.host: set[tuple[str, tuple[int, ...]]] = set()
+        """All that was stashed, by salt; the pool forgets none of it while the tier has room."""
 
     def teardown(self):
         self.patch.stop()
@@ -93,19 +95,23 @@ class PoolMachine(RuleBasedStateMachine):
     def cells(self, sequences):
         return {cell for held in sequences for cell in held.cells}
 
-    def held_by_others(self, handle, tokens):
-        """The longest prefix that another sequence holds."""
-        return max((common(held.tokens, tokens) for other, held in self.held.items() if other != handle), default=0)
+    def of_salt(self, salt):
+        return {handle: held for handle, held in self.held.items() if held.salt == salt}
+
+    def held_by_others(self, handle, tokens, salt):
+        """The longest prefix that another sequence of the same salt holds."""
+        others = (held for other, held in self.of_salt(salt).items() if other != handle)
+        return max((common(held.tokens, tokens) for held in others), default=0)
 
     def in_host(self):
         return self.host
 
     # What the pool is to decide.
 
-    def restorable(self, tokens, shared):
+    def restorable(self, tokens, shared, salt):
         run, limit = [], len(tokens) - 1
         for start in range(shared // BLOCK_TOKENS * BLOCK_TOKENS, len(tokens) - BLOCK_TOKENS + 1, BLOCK_TOKENS):
-            if tuple(tokens[: start + BLOCK_TOKENS]) not in self.in_host():
+            if (salt, tuple(tokens[: start + BLOCK_TOKENS])) not in self.in_host():
                 break
             run.append(start + BLOCK_TOKENS)
         return run if run and min(run[-1], limit) - shared >= MIN_RESTORE_TOKENS else []
@@ -133,21 +139,25 @@ class PoolMachine(RuleBasedStateMachine):
     def evict_whole(self, gone):
         handle = min(
             self.retained,
-            key=lambda handle: self.worth(self.held[handle], self.held_by_others(handle, self.held[handle].tokens)),
+            key=lambda handle: self.worth(self.held[handle], self.held_elsewhere(handle)),
         )
         self.cut(handle, 0, gone)
+
+    def held_elsewhere(self, handle):
+        held = self.held[handle]
+        return self.held_by_others(handle, held.tokens, held.salt)
 
     def cut(self, handle, keep, gone):
         """Adds to `gone`: what the sequence was, how much of it stays, and the blocks that nobody holds any more."""
         held = self.held[handle]
-        before, by_others = held.tokens, self.held_by_others(handle, held.tokens)
+        before, by_others = held.tokens, self.held_elsewhere(handle)
         if keep <= by_others:
             keep = 0
         held.tokens, held.cells = before[:keep], held.cells[:keep]
         ends = [end for end in range(BLOCK_TOKENS, len(before) + 1, BLOCK_TOKENS) if end > max(keep, by_others)]
-        lost = [end for end in ends if tuple(before[:end]) not in self.in_host()]
-        was, _, earlier = gone.get(handle, (before, None, []))
-        gone[handle] = (was, keep, [*earlier, *reversed(lost)])
+        lost = [end for end in ends if (held.salt, tuple(before[:end])) not in self.in_host()]
+        was, _, _, earlier = gone.get(handle, (before, None, None, []))
+        gone[handle] = (was, held.salt, keep, [*earlier, *reversed(lost)])
         if not keep:
             del self.held[handle]
 
@@ -155,16 +165,17 @@ class PoolMachine(RuleBasedStateMachine):
 
     def mirror(self, evictions, gone, data):
         assert [(eviction.handle, eviction.keep_tokens) for eviction in evictions] == [
-            (handle, keep) for handle, (_, keep, _) in gone.items()
+            (handle, keep) for handle, (_, _, keep, _) in gone.items()
         ]
         for eviction in evictions:
-            tokens, _, lost = gone[eviction.handle]
+            tokens, salt, _, lost = gone[eviction.handle]
             self.check_saved([block.end for block in eviction.save], lost)
             for block in eviction.save:
-                assert block == blocks_of(tokens)[block.start // BLOCK_TOKENS]
+                assert block == blocks_of(tokens, salt)[block.start // BLOCK_TOKENS]
                 if data.draw(self.COPIED, label="copied"):
-                    self.pool.stash(block, tuple(tokens[: block.end]))
-                    self.host.add(tuple(tokens[: block.end]))
+                    name = (salt, tuple(tokens[: block.end]))
+                    self.pool.stash(block, name)
+                    self.host.add(name)
 
     def check_saved(self, ends, lost):
         assert ends == lost
@@ -189,18 +200,21 @@ class PoolMachine(RuleBasedStateMachine):
         base = data.draw(st.sampled_from(self.seen))
         cut = data.draw(st.sampled_from([len(base), 0, len(base) // 2, *range(0, len(base), BLOCK_TOKENS // 4)]))
         tokens = (base[:cut] + tokens_of(runs))[: 11 * BLOCK_TOKENS // 2]
+        salt = data.draw(SALTS, label="salt")
         self.seen.append(tokens)
-        shared = self.held_by_others(None, tokens[:-1])
-        restorable = self.restorable(tokens, shared)
+        shared = self.held_by_others(None, tokens[:-1], salt)
+        restorable = self.restorable(tokens, shared, salt)
         reach = min(restorable[-1], len(tokens) - 1) if restorable else shared
-        assert self.pool.probe(tokens) == reach
-        placement = self.pool.place(tokens, max_new)
+        assert self.pool.probe(tokens, salt) == reach
+        placement = self.pool.place(tokens, max_new, salt)
 
-        source = next((held for held in self.held.values() if starts_with(held.tokens, tokens[:shared])), None)
+        kin = self.of_salt(salt)
+        source = next((held for held in kin.values() if starts_with(held.tokens, tokens[:shared])), None)
         if shared and placement is not None:
-            source = self.held[placement.source]
+            source = kin[placement.source]
             assert starts_with(source.tokens, tokens[:shared])
-        new = Held(tokens[:shared], source.cells[:shared] if source else [], len(tokens), tokens[shared:], max_new)
+        cells = source.cells[:shared] if source else []
+        new = Held(tokens[:shared], cells, len(tokens), tokens[shared:], max_new, salt)
         live = [*self.live.values(), new]
         promised = sum(len(held.pending) + held.max_new for held in live)
         if len(live) > self.LIMITS.max_live or len(self.cells(live)) + promised > self.LIMITS.capacity_tokens:
@@ -213,7 +227,7 @@ class PoolMachine(RuleBasedStateMachine):
         self.placements += 1
         self.held[placement.handle] = new
         if shared:
-            for held in self.held.values():
+            for held in self.of_salt(salt).values():
                 if starts_with(held.tokens, tokens[:shared]):
                     held.starts.append((shared, self.placements))
         gone: dict = {}
@@ -223,7 +237,7 @@ class PoolMachine(RuleBasedStateMachine):
         for stored in placement.restorable:
             if not data.draw(self.RESTORED, label="restored"):
                 return placement.handle
-            assert stored.payload == tuple(tokens[: stored.block.end])
+            assert stored.payload == (salt, tuple(tokens[: stored.block.end]))
             end = min(stored.block.end, len(tokens) - 1)
             self.compute(placement.handle, tokens[len(new.tokens) : end])
             new.pending = tokens[end:]
@@ -266,7 +280,8 @@ class PoolMachine(RuleBasedStateMachine):
         self.releases += 1
         self.held[handle].released = self.releases
         if not retain or not self.held[handle].tokens:
-            gone[handle] = (self.held.pop(handle).tokens, 0, [])
+            held = self.held.pop(handle)
+            gone[handle] = (held.tokens, held.salt, 0, [])
         while len(self.retained) > self.LIMITS.max_retained:
             self.evict_whole(gone)
         while len(self.cells(self.held.values())) - len(self.cells(self.live.values())) > self.LIMITS.retained_tokens:
@@ -334,10 +349,10 @@ class OrderMachine(TightHostMachine):
     @invariant()
     def no_block_goes_before_the_one_that_follows_it(self):
         host = self.in_host()
-        on_device = [held.tokens for held in self.held.values()]
-        for name in host:
-            before = list(name[:-BLOCK_TOKENS])
-            assert not before or tuple(before) in host or any(starts_with(tokens, before) for tokens in on_device)
+        for salt, tokens in host:
+            before = list(tokens[:-BLOCK_TOKENS])
+            on_device = any(starts_with(held.tokens, before) for held in self.of_salt(salt).values())
+            assert not before or (salt, tuple(before)) in host or on_device
 
 
 class NoHostMachine(PoolMachine):

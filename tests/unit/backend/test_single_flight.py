@@ -40,7 +40,7 @@ def running(name, tokens, computed):
 
 
 def flight(reusable=0, max_wait_s=10.0):
-    return SingleFlight(lambda tokens: reusable, max_wait_s=max_wait_s)
+    return SingleFlight(lambda tokens, salt: reusable, max_wait_s=max_wait_s)
 
 
 def test_a_request_waits_for_a_prefix_that_is_being_computed():

@@ -8,6 +8,7 @@ from backend_service.engines.simulated import SimulatedEngine, SimulatedSpeed
 from backend_service.kv_pool import KvPool, PoolLimits
 from backend_service.request import Request
 from backend_service.scheduler import Scheduler, SchedulerLimits
+from backend_service.scheduling.fair import Fair
 from backend_service.scheduling.priority import InteractiveFirst
 from backend_service.status import to_proto
 from backend_service.step_model import KnownStepTimes
@@ -124,3 +125,45 @@ def test_the_batch_is_the_schedulers_unless_said_otherwise():
 def test_a_pool_of_copies_is_padded(copies):
     assert KvPool(PoolLimits(100, max_live=2), copies=copies).use().padded is copies
     assert not Bench().status().kv_cache.padded
+
+
+def test_due_times_of_a_fair_line_are_virtual():
+    bench = Bench(policy=Fair(1000, 100))
+    bench.clock.sleep(1000.0)
+    for name, client in (("a", "alice"), ("again", "alice"), ("b", "bob")):
+        bench.submit(name, client=client)
+    bench.scheduler.tick()
+    status = bench.status()
+    assert status.scheduling_policy == "fair"
+    due_in_s = {entry.attempt_id: entry.due_in_s for entry in status.requests}
+    assert due_in_s == pytest.approx({"a": 0.0, "b": 0.0, "again": 0.25})
+    assert [entry.client for entry in status.requests] == ["alice", "bob", "alice"]
+
+
+def test_a_client_sees_of_others_only_how_busy_they_keep_the_backend():
+    bench = Bench()
+    for name, client in (("a", "alice"), ("b", "bob"), ("nobody's", "")):
+        bench.submit(name, client=client, workload="chat")
+    bench.scheduler.tick()
+    whole, part = bench.status(), bench.status(viewer="alice")
+    assert [entry.client for entry in whole.requests] == ["alice", "bob", ""]
+    assert part.requests[0] == whole.requests[0]
+    for seen, entry in zip(part.requests[1:], whole.requests[1:], strict=True):
+        assert (seen.attempt_id, seen.workload, seen.client) == ("", "", "")
+        entry.attempt_id = entry.workload = entry.client = ""
+        assert seen == entry
+
+
+def test_an_answer_that_goes_on_shows_what_it_has_while_it_waits():
+    bench = Bench()
+    bench.submit("runs")
+    bench.submit("goes on", prompt_tokens=60, resumed_tokens=15)
+    bench.scheduler.tick()
+    waiting = bench.status().requests[1]
+    assert (waiting.prompt_tokens, waiting.generated_tokens) == (45, 15)
+    assert (waiting.remaining_prefill_tokens, waiting.remaining_decode_tokens) == (60, 5)
+
+
+def test_the_bound_on_tokens_that_wait():
+    assert Bench().status().max_queued_tokens == 0
+    assert Bench().status(max_queued_tokens=1 << 40).max_queued_tokens == 1 << 40
