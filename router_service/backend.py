@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import random
 from enum import Enum
 from typing import Any
 
+from router_service.breaker import Breaker, BreakerLimits
 from router_service.decision import NO_OUTLOOK, Candidate, Outlook, ProbeOutcome
 from router_service.ledger import Pending
 from router_service.snapshot import Snapshot
@@ -22,25 +24,36 @@ class State(Enum):
 class Backend:
     """State only: what is heard is told to it, and times are passed in."""
 
-    def __init__(self, name: str, target: str, stub: Any) -> None:
+    def __init__(self, name: str, target: str, stub: Any, breaker: Breaker | None = None) -> None:
         self.name = name
         self.target = target
         self.stub = stub
         """Its InferenceService."""
+        self.breaker = breaker or Breaker(BreakerLimits(), random.Random())
         self.drained = False
         """DrainBackend was called."""
+        self.drain_over = ""
+        """Why what runs there is given up, once the grace of a drain is over; else empty."""
         self.snapshot: Snapshot | None = None
         """The last Status accepted; kept when the backend is lost."""
         self._received_at_s = 0.0
         self._problem: str | None = None
+        self._gone = False
+        self._stalled = ""
 
-    def hear(self, snapshot: Snapshot, now_s: float) -> bool:
-        """Take a Status in; False when it is older than the one already here, and then nothing changes."""
-        if self.snapshot is not None and snapshot.older_than(self.snapshot):
-            return False
+    def hear(self, snapshot: Snapshot, now_s: float, *, stalled: str = "") -> bool:
+        """Take a Status in; False when it is older than the one already here, and then nothing changes. `stalled`: why
+        the backend counts as hung by it, as a clause."""
+        if self.snapshot is not None:
+            if snapshot.older_than(self.snapshot):
+                return False
+            if snapshot.incarnation != self.snapshot.incarnation:
+                self.breaker.restarted()
         self.snapshot = snapshot
         self._received_at_s = now_s
         self._problem = None
+        self._gone = False
+        self._stalled = stalled
         return True
 
     @property
@@ -48,16 +61,28 @@ class Backend:
         """When the last Status came; 0 before the first."""
         return self._received_at_s
 
-    def lose(self, problem: str) -> None:
-        """Status stopped coming; `problem` says why."""
+    def lose(self, problem: str, *, gone: bool = False) -> None:
+        """Status stopped coming; `problem` says why. `gone`: what runs there will not come to an end either."""
         self._problem = problem
+        self._gone = self._gone or gone
+
+    def why_lost(self, incarnation: str) -> str:
+        """Why attempts on that process of it are to be given up, as a sentence without a full stop; empty while they
+        may come to an end."""
+        if self.snapshot is not None and self.snapshot.incarnation != incarnation:
+            return f"Backend {self.name} was restarted"
+        if self._gone:
+            return f"Backend {self.name} is lost: {self._problem}"
+        if self._stalled:
+            return f"Backend {self.name} {self._stalled}"
+        return self.drain_over
 
     @property
     def state(self) -> State:
         """Worked out from what was heard last."""
         if self.snapshot is None:
             return State.CONNECTING
-        if self._problem is not None:
+        if self._problem is not None or self._stalled:
             return State.UNREACHABLE
         if self.drained or self.snapshot.draining:
             return State.DRAINING
@@ -70,7 +95,7 @@ class Backend:
             case State.CONNECTING:
                 return self._problem or f"no Status from {self.target} yet"
             case State.UNREACHABLE:
-                return self._problem or ""
+                return self._problem or self._stalled
             case State.DRAINING:
                 return "DrainBackend was called on this router" if self.drained else "it says so itself"
             case State.SERVING:

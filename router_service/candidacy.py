@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from router_service.decision import Candidate, Exclusion, RoutingRequest
 from router_service.eligibility import eligible, within_context
@@ -28,6 +28,11 @@ class Look:
     failed: Mapping[str, str]
     """Why earlier attempts ended, by backend."""
 
+    @property
+    def generated_tokens(self) -> int:
+        """Of the answer; they are to be computed like a longer prompt."""
+        return self.request.generated_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Candidacies:
@@ -50,20 +55,25 @@ class Candidacy:
 
     def worth_asking(self, look: Look) -> Sequence[Candidate]:
         """Whom to ask for the prefix."""
-        split = eligible(self._fleet.backends, look.request, look.failed)
+        split = eligible(self._fleet.backends, look.request, look.failed, now_s=self._clock())
+        size, generated = look.size, look.generated_tokens
         candidates: Sequence[Candidate] = [
-            self._fleet.candidate(name, split.snapshots[name], look.size.guess_tokens)
+            self._fleet.candidate(name, split.snapshots[name], size.guess_tokens + generated)
             for name in self._shortlist(look, split.snapshots)
         ]
         candidates, _ = within_context(
-            candidates, look.request, prompt_tokens=look.size.at_least_tokens, context_tokens=split.context_tokens
+            candidates,
+            look.request,
+            prompt_tokens=size.at_least_tokens + generated,
+            context_tokens=split.context_tokens,
         )
-        return worth_asking(look.policy, look.request, candidates, look.size.at_most_tokens)
+        at_most = None if size.at_most_tokens is None else size.at_most_tokens + generated
+        return worth_asking(look.policy, look.request, candidates, at_most)
 
     def after(self, look: Look, report: ProbeReport, asked: Sequence[Candidate]) -> Candidacies:
         """Candidates on the newest Status and bookings, with what the probes told. Raises a backend's refusal when
         each of them finds the prompt invalid."""
-        split = eligible(self._fleet.backends, look.request, look.failed)
+        split = eligible(self._fleet.backends, look.request, look.failed, now_s=self._clock())
         names = list(split.snapshots)
         if len(names) > len(asked):
             shortlist = set(self._shortlist(look, split.snapshots)) | {candidate.name for candidate in asked}
@@ -73,12 +83,12 @@ class Candidacy:
             raise report.refusals[refused[0]]
         candidates, too_small = within_context(
             [
-                report.fill(self._candidate(look, name, split.snapshots[name]))
+                _with_answer(report.fill(self._candidate(look, name, split.snapshots[name])), look.generated_tokens)
                 for name in names
                 if name not in report.refusals
             ],
             look.request,
-            prompt_tokens=report.counted_tokens or look.size.at_least_tokens,
+            prompt_tokens=(report.counted_tokens or look.size.at_least_tokens) + look.generated_tokens,
             context_tokens=split.context_tokens,
         )
         refusals = [Exclusion(name, f"refuses the prompt: {report.refusals[name]}") for name in refused]
@@ -93,7 +103,7 @@ class Candidacy:
         return self._wide.narrow(
             snapshots,
             keys=look.keys,
-            prompt_tokens=look.size.guess_tokens,
+            prompt_tokens=look.size.guess_tokens + look.generated_tokens,
             new_tokens=look.request.new_tokens,
             now_s=self._clock(),
         )
@@ -110,3 +120,10 @@ class Candidacy:
             received_at_s=self._fleet.backends[name].received_at_s,
         )
         return self._fleet.candidate(name, snapshot, guess_tokens, outlook)
+
+
+def _with_answer(candidate: Candidate, generated_tokens: int) -> Candidate:
+    """What was generated before is computed again, behind the prompt."""
+    if not generated_tokens:
+        return candidate
+    return replace(candidate, prompt_tokens=candidate.prompt_tokens + generated_tokens)

@@ -44,7 +44,7 @@ class Candidate:
     waiting_prefill_tokens: int
     waiting_decode_tokens: int
     prompt_tokens: int
-    """This request's prompt, by this backend's tokenizer."""
+    """This request's prompt, by this backend's tokenizer, and what was generated of its answer before."""
     prompt_tokens_estimated: bool = False
     reusable_tokens: int = 0
     """Leading prompt tokens in its KV cache; below prompt_tokens."""
@@ -99,6 +99,7 @@ class RoutingRequest:
     """The part of a request that routing reads, its prompt aside."""
 
     max_new_tokens: int
+    """What may still come of its answer."""
     workload: str = ""
     model: str = ""
     """Empty: whatever is served."""
@@ -111,6 +112,10 @@ class RoutingRequest:
     """What the answer is taken to come to; None: max_new_tokens."""
     deadline_s: float | None = None
     """Left until the caller gives up; None: it waits."""
+    generated_tokens: int = 0
+    """Of its answer, by backends that were lost since: part of what is to be computed before the next token."""
+    client: str = ""
+    """Whose request it is; empty where clients are not told apart."""
 
     @property
     def new_tokens(self) -> float:
@@ -119,16 +124,20 @@ class RoutingRequest:
         return max(1.0, min(expected, self.max_new_tokens))
 
     @classmethod
-    def of(cls, spec: GenerateSpec, *, deadline_s: float | None = None) -> RoutingRequest:
-        """Taken from a checked request."""
+    def of(
+        cls, spec: GenerateSpec, *, deadline_s: float | None = None, generated: int = 0, client: str = ""
+    ) -> RoutingRequest:
+        """Taken from a checked request, of whose answer so many tokens exist."""
         return cls(
-            spec.max_new_tokens,
+            max(0, spec.max_new_tokens - generated),
             spec.workload,
             spec.model,
             spec.routing,
             batch=spec.priority is Priority.BATCH,
             ignore_eos=spec.ignore_eos,
             deadline_s=deadline_s,
+            generated_tokens=generated,
+            client=client,
         )
 
 
@@ -194,7 +203,7 @@ class Decision:
     choose_s: float
     """Scores, choice and booking."""
     attempt: int
-    """Counts from 1; later ones follow a failure before the first token."""
+    """Counts from 1; later ones follow a failure."""
     not_shortlisted: int = 0
     """Eligible backends of a wide fleet that were not looked at any closer."""
 
@@ -222,6 +231,7 @@ class Decision:
             choose_s=self.choose_s,
             attempt=self.attempt,
             not_shortlisted=self.not_shortlisted,
+            generated_tokens=self.request.generated_tokens,
         )
         message.candidates.extend(
             router_pb2.Candidate(backend=exclusion.name, excluded=exclusion.why) for exclusion in self.exclusions
@@ -276,6 +286,7 @@ class Decision:
             "selected": self.selected,
             "reason": self.choice.reason,
             "max_new_tokens": self.request.max_new_tokens,
+            "generated_tokens": self.request.generated_tokens,
             "workload": self.request.workload,
             "probe_ms": round(1e3 * self.probe_s, 3),
             "choose_ms": round(1e3 * self.choose_s, 3),

@@ -23,12 +23,16 @@ class Eligible:
     """The largest of any backend that could take the request at another time; 0 while none is known."""
 
 
-def eligible(fleet: Mapping[str, Backend], request: RoutingRequest, failed: Mapping[str, str]) -> Eligible:
+def eligible(
+    fleet: Mapping[str, Backend], request: RoutingRequest, failed: Mapping[str, str], *, now_s: float
+) -> Eligible:
     """Split the fleet for one request; `failed` says why earlier attempts ended, by backend.
 
-    Of the model's backends only those that tokenize alike are left, unless the request is pinned to one. Raises
-    `UnknownName` for a model, precision or pinned backend that is not here, and `InvalidRequest` when the request names
-    no model and several are served. Nobody being left is no error here.
+    Of the model's backends only those that tokenize alike are left, unless the request is pinned to one. One whose
+    breaker is open is out as long as another serves that could take the request: errors that all of them have are more
+    likely the requests' fault than theirs, and to refuse everything would make an outage of it. Raises `UnknownName`
+    for a model, precision or pinned backend that is not here, and `InvalidRequest` when the request names no model and
+    several are served. Nobody being left is no error here.
     """
     model = _model(fleet, request)
     _check_precision(fleet, request, model)
@@ -37,15 +41,28 @@ def eligible(fleet: Mapping[str, Backend], request: RoutingRequest, failed: Mapp
     snapshots: dict[str, Snapshot] = {}
     exclusions: list[Exclusion] = []
     context_tokens = 0
+    untripped = False
+    """Some backend serves that could take the request, and its breaker lets requests through."""
+    tripped: list[tuple[Backend, Snapshot, str]] = []
     for backend in fleet.values():
         snapshot = backend.snapshot
         why = _never(backend, request, model, tokenizer)
         if not why:
             context_tokens = max(context_tokens, snapshot.context_tokens if snapshot else 0)
+            refusal = backend.breaker.refusal(now_s)
+            untripped = untripped or (not refusal and backend.state is State.SERVING)
             why = _not_now(backend, failed)
+            if refusal and not why and snapshot is not None:
+                tripped.append((backend, snapshot, refusal))
+                continue
         if why:
             exclusions.append(Exclusion(backend.name, why))
         elif snapshot is not None:
+            snapshots[backend.name] = snapshot
+    for backend, snapshot, refusal in tripped:
+        if untripped:
+            exclusions.append(Exclusion(backend.name, refusal))
+        else:
             snapshots[backend.name] = snapshot
     return Eligible(snapshots, exclusions, context_tokens)
 
@@ -105,7 +122,7 @@ def _never(backend: Backend, request: RoutingRequest, model: str | None, tokeniz
 def _not_now(backend: Backend, failed: Mapping[str, str]) -> str:
     """Why nothing goes there at the moment; empty when it may."""
     if backend.name in failed:
-        return f"failed before its first token: {failed[backend.name]}"
+        return f"failed this request: {failed[backend.name]}"
     if backend.state is not State.SERVING:
         return f"{backend.state.value} ({backend.detail})"
     return ""

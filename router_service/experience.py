@@ -31,8 +31,15 @@ class Experience:
         self._arrivals.note(now_s)
 
     def expecting(self, request: RoutingRequest, prompt_tokens: int) -> RoutingRequest:
-        """With what its answer is taken to come to."""
-        query = LengthQuery(request.workload, prompt_tokens, request.max_new_tokens, ignore_eos=request.ignore_eos)
+        """With what its answer, or the rest of it, is taken to come to. `prompt_tokens`: with what there is of it."""
+        generated = request.generated_tokens
+        query = LengthQuery(
+            request.workload,
+            prompt_tokens - generated,
+            request.max_new_tokens + generated,
+            generated,
+            ignore_eos=request.ignore_eos,
+        )
         return replace(request, expected_new_tokens=self.lengths.expected(query))
 
     def outlook(
@@ -52,8 +59,9 @@ class Experience:
         return Outlook(load, self._arrivals.coming_in_s(name), why)
 
     def booked(self, lease: Lease, price: Price, *, pinned: bool = False) -> None:
-        """A request was sent somewhere. `pinned`: because it named that backend."""
-        if not pinned:
+        """A request was sent somewhere. `pinned`: because it named that backend. That an answer goes on says nothing of
+        where new requests go."""
+        if not pinned and not lease.generated_tokens:
             self._arrivals.sent(lease.backend)
         if price.priced_by == EXPLORATION:
             self._exploration.begin(lease.backend, lease.incarnation, lease.attempt_id, lease.booked_s)
@@ -63,8 +71,8 @@ class Experience:
         self._exploration.end(lease.attempt_id)
 
     def answered(self, lease: Lease, *, prompt_tokens: int, generated_tokens: int, ended: bool) -> None:
-        """It was answered in full. `ended`: by the model or a stop string, not by max_new_tokens."""
+        """It was answered in full; tokens are the whole request's. `ended`: by the model or a stop string, not by
+        max_new_tokens."""
         if not lease.ignore_eos:
-            self.lengths.observe(
-                LengthOutcome(lease.workload, prompt_tokens, lease.max_new_tokens, generated_tokens, ended)
-            )
+            budget = lease.max_new_tokens + lease.generated_tokens
+            self.lengths.observe(LengthOutcome(lease.workload, prompt_tokens, budget, generated_tokens, ended))

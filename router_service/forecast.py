@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from bisect import insort
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from heapq import heappop, heappush
@@ -51,10 +52,19 @@ class Line:
     order: str = "fcfs"
     promote_batch_after_s: float = 0.0
     prefill_tokens_per_s: float = 0.0
+    virtual_s: float = 0.0
+    """Of a fair order: where a client begins that has nothing waiting."""
+    next_due_s: Mapping[str, float] = field(default_factory=dict)
+    """Of a fair order: where the other clients go on, each behind what it has waiting."""
 
-    def due_s(self, joined_s: float, prefill_tokens: int, *, batch: bool) -> float:
-        """On the clock of `joined_s`. An unknown policy is taken for first come, first served."""
+    def due_s(self, joined_s: float, prefill_tokens: int, *, batch: bool, client: str = "") -> float:
+        """On the clock of `joined_s`. An unknown policy is taken for first come, first served.
+
+        A fair order's due times are no times: they count seconds of service. They are compared with each other only.
+        """
         match self.order:
+            case "fair":
+                return self.next_due_s.get(client, self.virtual_s)
             case "priority" if batch:
                 return joined_s + self.promote_batch_after_s
             case "shortest_prefill_first" if self.prefill_tokens_per_s > 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -52,10 +52,11 @@ async def host(settings: RouterSettings, telemetry: Telemetry | None = None) -> 
         ],
         address=settings.listen,
         telemetry=telemetry,
+        protection=settings.protection,
         drain_grace_s=settings.drain_grace_s,
         on_drain=drain,
     )
-    async with router.fleet, server:
+    async with router.length_file or nullcontext(), router.fleet, server:
         health = asyncio.create_task(_tell_health(router, server), name="health")
         _log.info("serving", address=server.target, backends=dict(settings.targets), policy=settings.policy)
         try:

@@ -24,9 +24,11 @@ class Lease:
     incarnation: str
     """Of the backend's process, when booked."""
     prompt_tokens: int
+    """All that has to be in the KV cache before the next token: the prompt, and `generated_tokens`."""
     reusable_tokens: int
     """The prefix found reusable when it was booked; at most prompt_tokens."""
     max_new_tokens: int
+    """What may still come."""
     priority: Priority
     origin: str
     """The attempt id under which another router sent the request here; empty without one."""
@@ -34,6 +36,12 @@ class Lease:
     """On the router's clock."""
     workload: str
     ignore_eos: bool
+    client: str = ""
+    """Whose request it is; empty where clients are not told apart."""
+    generated_tokens: int = 0
+    """Of the answer, which backends that were lost since have generated."""
+    finish_s: float | None = None
+    """When it is predicted to be done, on the router's clock; None where nothing is predicted."""
 
     @property
     def prefill_tokens(self) -> int:
@@ -72,8 +80,11 @@ class Ledger:
         now_s: float = 0.0,
         workload: str = "",
         ignore_eos: bool = False,
+        client: str = "",
+        generated_tokens: int = 0,
+        finish_s: float | None = None,
     ) -> Lease:
-        """Count a request's work on a backend until a Status shows it or the lease is released."""
+        """Count a request's work on a backend until a Status shows it or the lease is released. See `Lease`."""
         reusable_tokens = min(reusable_tokens, prompt_tokens)
         attempt_id = str(uuid.uuid4())
         lease = Lease(
@@ -88,6 +99,9 @@ class Ledger:
             now_s,
             workload,
             ignore_eos,
+            client,
+            generated_tokens,
+            finish_s,
         )
         self._open[lease.attempt_id] = lease
         self._unseen.setdefault(backend, {})[lease.attempt_id] = lease
@@ -129,6 +143,16 @@ class Ledger:
         """Who sent the attempt here, None when it is not one of ours."""
         lease = self._open.get(attempt_id)
         return None if lease is None else lease.origin
+
+    def finish_s(self, client: str | None, now_s: float) -> float | None:
+        """The first of the predicted finishes that are still ahead, of one client's leases or (None) of all; None where
+        none is. O(leases)."""
+        finishes_s = (
+            lease.finish_s
+            for lease in self._open.values()
+            if lease.finish_s is not None and lease.finish_s > now_s and client in (None, lease.client)
+        )
+        return min(finishes_s, default=None)
 
     def __len__(self) -> int:
         """Leases not released, seen in a Status or not."""

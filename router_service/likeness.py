@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Self
 
+import structlog
+
 from router_service.backend import Backend, State
 from router_service.snapshot import Snapshot
+
+log = structlog.get_logger(__name__)
 
 
 def tokenizer_in_use(backends: Iterable[Backend], model: str) -> str | None:
@@ -71,3 +75,38 @@ class Likeness:
     def one_precision(self) -> bool:
         """Those in `used` hold their weights in the same way."""
         return len(set(self.precisions.values())) <= 1
+
+
+class Differences:
+    """Logs what differs under one model name, again whenever that changes."""
+
+    def __init__(self) -> None:
+        self._told: dict[str, Likeness] = {}
+        """By model."""
+
+    def tell(self, backends: Collection[Backend], model: str) -> None:
+        """Something was heard of a backend of this model."""
+        in_use = tokenizer_in_use(backends, model)
+        if in_use is None:
+            return
+        likeness = Likeness.of(backends, model, in_use)
+        if likeness == self._told.get(model):
+            return
+        self._told[model] = likeness
+        if not likeness.one_tokenizer:
+            log.warning(
+                "one model name, different tokenizers: only the backends in use get work that is not pinned",
+                model=model,
+                tokenizers=likeness.tokenizers,
+                used=likeness.used,
+            )
+        if not (likeness.one_origin and likeness.one_precision):
+            # Precisions differ on purpose, as on unlike devices; other weights give other answers.
+            tell = log.info if likeness.one_origin else log.warning
+            tell(
+                "one model name, different weights or precisions: taken as interchangeable unless a request demands a "
+                "precision",
+                model=model,
+                fingerprints=likeness.fingerprints,
+                precisions=likeness.precisions,
+            )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 from router_service.forecast import Job, Line, Load
 from router_service.ledger import Lease
@@ -12,10 +13,23 @@ from router_service.snapshot import Snapshot, Standing
 from router_service.worst_case import worst_case_tokens
 from service_kit.requests import Priority
 
+FAIR = "fair"
+"""The order of admission under which a client's requests wait behind each other and not behind other clients'."""
 MAX_RECKONED_S = 3.0
 """A Status older than this is reckoned on no further: a healthy backend speaks every second."""
 _IN_FLIGHT_S = 1e-6
 """When a booking joins that the Status could have shown and did not: after the step that was running then."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What follows from one Status, until lengths are expected to be others."""
+
+    snapshot: Snapshot
+    lengths_version: int
+    active: tuple[Job, ...]
+    waiting: tuple[Job, ...]
+    line: Line
 
 
 class Loads:
@@ -25,15 +39,17 @@ class Loads:
         """`batch_weight`: of the finish time of a request with priority batch; an interactive one weighs 1."""
         self.lengths = lengths
         self._batch_weight = batch_weight
-        self._known: dict[str, tuple[Snapshot, int, tuple[Job, ...], tuple[Job, ...]]] = {}
+        self._known: dict[str, _Known] = {}
 
     def weight(self, *, batch: bool) -> float:
         """Of a request's finish time in the sum."""
         return self._batch_weight if batch else 1.0
 
     def line(self, snapshot: Snapshot) -> Line:
-        """How the backend orders those that wait."""
+        """How the backend orders those that wait, by its Status alone."""
         rate = snapshot.rates.prefill_tokens_per_s if snapshot.rates else 0.0
+        if snapshot.order == FAIR:
+            return Line(FAIR, virtual_s=snapshot.running_s, next_due_s=_next_due_s(snapshot))
         return Line(snapshot.order, snapshot.promote_batch_after_s, rate)
 
     def of(
@@ -44,9 +60,15 @@ class Loads:
         if pace is None:
             return None
         start_s = received_at_s - snapshot.running_s
-        active, waiting = self._standing(name, snapshot)
-        line = self.line(snapshot)
-        booked = tuple(self._booked(lease, snapshot, line, lease.booked_s - start_s) for lease in bookings)
+        known = self._standing(name, snapshot)
+        active, waiting, line = known.active, known.waiting, known.line
+        booked = []
+        for lease in bookings:
+            job = self._booked(lease, snapshot, line, lease.booked_s - start_s)
+            booked.append(job)
+            if line.order == FAIR:
+                behind_s = job.due_s + _alone_s(snapshot, lease.prefill_tokens, lease.max_new_tokens)
+                line = replace(line, next_due_s={**line.next_due_s, lease.client: behind_s})
         return Load(
             model=pace.model,
             max_active=snapshot.max_active,
@@ -56,18 +78,19 @@ class Loads:
             padded_kv=snapshot.padded_kv,
             line=line,
             active=active,
-            waiting=waiting + booked,
+            waiting=(*waiting, *booked),
             running_s=snapshot.running_s if active else 0.0,
             elapsed_s=snapshot.running_s + min(max(0.0, now_s - received_at_s), MAX_RECKONED_S),
         )
 
-    def _standing(self, name: str, snapshot: Snapshot) -> tuple[tuple[Job, ...], tuple[Job, ...]]:
+    def _standing(self, name: str, snapshot: Snapshot) -> _Known:
         known = self._known.get(name)
-        if known is None or known[0] is not snapshot or known[1] != self.lengths.version:
+        if known is None or known.snapshot is not snapshot or known.lengths_version != self.lengths.version:
             jobs = tuple(self._job(item, snapshot.running_s) for item in snapshot.standing)
             active, waiting = jobs[: snapshot.active], jobs[snapshot.active :]
-            known = self._known[name] = (snapshot, self.lengths.version, active, waiting)
-        return known[2], known[3]
+            known = _Known(snapshot, self.lengths.version, active, waiting, self.line(snapshot))
+            self._known[name] = known
+        return known
 
     def _job(self, item: Standing, running_s: float) -> Job:
         query = LengthQuery(
@@ -89,7 +112,14 @@ class Loads:
     def _booked(self, lease: Lease, snapshot: Snapshot, line: Line, joined_s: float) -> Job:
         batch = lease.priority is Priority.BATCH
         joined_s = max(joined_s, _IN_FLIGHT_S)
-        query = LengthQuery(lease.workload, lease.prompt_tokens, lease.max_new_tokens, ignore_eos=lease.ignore_eos)
+        generated = lease.generated_tokens
+        query = LengthQuery(
+            lease.workload,
+            lease.prompt_tokens - generated,
+            lease.max_new_tokens + generated,
+            generated,
+            ignore_eos=lease.ignore_eos,
+        )
         return Job(
             prefill_tokens=max(1, lease.prefill_tokens),
             decode_tokens=max(1, math.ceil(self.lengths.expected(query))),
@@ -99,5 +129,23 @@ class Loads:
             ),
             weight=self.weight(batch=batch),
             joined_s=joined_s,
-            due_s=line.due_s(joined_s, lease.prefill_tokens, batch=batch),
+            due_s=line.due_s(joined_s, lease.prefill_tokens, batch=batch, client=lease.client),
         )
+
+
+def _next_due_s(snapshot: Snapshot) -> dict[str, float]:
+    """Of a fair order: where each client that has something waiting goes on. Weights are the backend's secret; here
+    all are 1."""
+    next_due_s: dict[str, float] = {}
+    for item in snapshot.standing[snapshot.active :]:
+        # In order of admission, so that a client's last is its latest.
+        alone_s = _alone_s(snapshot, item.prefill_tokens, item.budget_tokens)
+        next_due_s[item.client] = snapshot.running_s + item.due_in_s + alone_s
+    return next_due_s
+
+
+def _alone_s(snapshot: Snapshot, prefill_tokens: int, decode_tokens: int) -> float:
+    """What a request costs its client: the seconds that it would take alone; 0 while rates are unknown."""
+    if snapshot.rates is None:
+        return 0.0
+    return prefill_tokens / snapshot.rates.prefill_tokens_per_s + decode_tokens / snapshot.rates.decode_tokens_per_s

@@ -66,10 +66,17 @@ class ProbeReport:
 
 
 async def probe(
-    backends: Sequence[Backend], prompt: pb.Prompt, size: PromptSize, *, timeout_s: float, telemetry: Telemetry
+    backends: Sequence[Backend],
+    prompt: pb.Prompt,
+    size: PromptSize,
+    *,
+    cache_salt: str = "",
+    timeout_s: float,
+    telemetry: Telemetry,
 ) -> ProbeReport:
-    """Returns within `timeout_s`, whatever the backends do; no call outlives it."""
-    request = pb.CacheProbeRequest(prompt=prompt)
+    """Returns within `timeout_s`, whatever the backends do; no call outlives it. Only prefixes that were computed under
+    `cache_salt` count."""
+    request = pb.CacheProbeRequest(prompt=prompt, cache_salt=cache_salt)
     results = await asyncio.gather(*(_ask(backend, request, timeout_s, telemetry) for backend in backends))
     outcomes: dict[str, ProbeOutcome] = {}
     answers: dict[str, Answer] = {}

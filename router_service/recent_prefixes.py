@@ -20,32 +20,35 @@ _IDS = "q"
 """How token ids are hashed: as signed numbers of 8 bytes."""
 
 
-def key_of(prompt: Prompt) -> tuple[bytes, ...]:
-    """Hashes of a prompt's beginnings, the shortest first; empty for a prompt that is shorter than all of them.
+def key_of(prompt: Prompt, salt: str = "") -> tuple[bytes, ...]:
+    """Hashes of a prompt's beginnings, the shortest first; empty for a prompt that is shorter than all of them. Prompts
+    under different cache salts have none in common, as they share no cache.
 
     Of a chat, roles and contents count, not what a template makes of them. Prompts of different forms have no hash in
     common.
     """
     longest = BEGINNINGS_TOKENS[-1]
+    # A key has room for 64 bytes, a salt may be longer.
+    key = blake2b(salt.encode()).digest() if salt else b""
     match prompt:
         case TokenPrompt(ids):
-            return _hashes(b"tokens", [array(_IDS, ids[:longest]).tobytes()], array(_IDS).itemsize)
+            return _hashes(b"tokens", key, [array(_IDS, ids[:longest]).tobytes()], array(_IDS).itemsize)
         case TextPrompt(text):
-            return _hashes(b"text", [text[: BYTES_PER_TOKEN * longest].encode()], BYTES_PER_TOKEN)
+            return _hashes(b"text", key, [text[: BYTES_PER_TOKEN * longest].encode()], BYTES_PER_TOKEN)
         case ChatPrompt(turns):
             # The zeros keep (a, bc) and (ab, c) apart.
             parts = (part for turn in turns for part in (turn.role, turn.content))
             pieces = (part[: BYTES_PER_TOKEN * longest].encode() + b"\0" for part in parts)
-            return _hashes(b"chat", pieces, BYTES_PER_TOKEN)
+            return _hashes(b"chat", key, pieces, BYTES_PER_TOKEN)
 
 
-def _hashes(form: bytes, pieces: Iterable[bytes], token_bytes: int) -> tuple[bytes, ...]:
-    return tuple(_running_hashes(form, pieces, [token_bytes * tokens for tokens in BEGINNINGS_TOKENS]))
+def _hashes(form: bytes, key: bytes, pieces: Iterable[bytes], token_bytes: int) -> tuple[bytes, ...]:
+    return tuple(_running_hashes(form, key, pieces, [token_bytes * tokens for tokens in BEGINNINGS_TOKENS]))
 
 
-def _running_hashes(form: bytes, pieces: Iterable[bytes], ends: list[int]) -> Iterator[bytes]:
+def _running_hashes(form: bytes, key: bytes, pieces: Iterable[bytes], ends: list[int]) -> Iterator[bytes]:
     """One at each of `ends` (bytes, rising) that the pieces reach. Reads no further than the last."""
-    running, done = blake2b(digest_size=8, person=form), 0
+    running, done = blake2b(digest_size=8, key=key, person=form), 0
     for piece in pieces:
         start = 0
         while ends and done + len(piece) - start >= ends[0]:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from textwrap import shorten
 
 from phaseroute.v1 import inference_pb2 as pb
-from router_service.backend import State
 from router_service.candidacy import Candidacy, Look
 from router_service.decision import Candidate, Choice, Decision, Exclusion, Price, RoutingRequest
 from router_service.experience import Experience
@@ -26,6 +25,7 @@ from router_service.recent_prefixes import key_of
 from router_service.tracing import route_attributes
 from router_service.wide import WIDE, PrefixKeys, Wide
 from service_kit.faults import Unavailable
+from service_kit.identity import ANYONE, Caller
 from service_kit.requests import GenerateSpec, Prompt
 from service_kit.telemetry import Telemetry
 
@@ -82,21 +82,31 @@ class Routing:
         book: bool,
         failed: Mapping[str, str] | None = None,
         time_left_s: float | None = None,
+        caller: Caller = ANYONE,
+        generated: int = 0,
     ) -> Routed:
         """Decide where a request goes, and book it there unless this is a dry run.
 
-        `prompt` is the wire form of `spec.prompt`; `failed` says why earlier attempts ended, by backend. Raises
+        `prompt` is the wire form of `spec.prompt`; `failed` says why earlier attempts ended, by backend; `generated`
+        tokens of the answer exist already: they are computed again behind the prompt, and the budget is less. Raises
         `InvalidRequest` or `UnknownName` for requests that no state of the fleet could satisfy, and the backends' own
         refusal when each of them finds the prompt invalid. That nobody can take the request is a decision too.
         """
+        salt = caller.salt(spec.cache_salt)
         look = Look(
             self._make_policy(spec.routing.policy),
-            RoutingRequest.of(spec, deadline_s=time_left_s),
+            RoutingRequest.of(
+                spec,
+                # Whoever reads the beginning of an answer has more of it going on than of a refusal.
+                deadline_s=None if generated else time_left_s,
+                generated=generated,
+                client=caller.client(spec.client),
+            ),
             prompt_size(spec.prompt),
-            key_of(spec.prompt) if self._wide_fleet else (),
+            key_of(spec.prompt, salt) if self._wide_fleet else (),
             failed or {},
         )
-        if book and not look.failed and not look.request.hints.backend:
+        if book and not look.failed and not generated and not look.request.hints.backend:
             self._experience.arrived(self._clock())
         with self._telemetry.span("route") as span:
             probe_from_s = self._clock()
@@ -105,6 +115,7 @@ class Routing:
                 [self._fleet.backends[candidate.name] for candidate in asked],
                 prompt,
                 look.size,
+                cache_salt=salt,
                 timeout_s=self._probe_time_s(time_left_s),
                 telemetry=self._telemetry,
             )
@@ -117,10 +128,12 @@ class Routing:
                 choice = look.policy(request, candidates)
             else:
                 choice = Choice("", {}, "No backend can take this request")
+            if choice.selected and generated:
+                choice = replace(choice, reason=f"{choice.reason}; it goes on after {generated} tokens")
             if not choice.selected and found.exclusions:
                 choice = replace(choice, reason=_with_exclusions(choice.reason, found.exclusions))
             chosen = next((candidate for candidate in candidates if candidate.name == choice.selected), None)
-            lease = self._book(chosen, spec, choice, look.keys) if book and chosen else None
+            lease = self._book(chosen, spec, request, choice, look.keys) if book and chosen else None
             decision = Decision(
                 id=str(uuid.uuid4()),
                 time=datetime.datetime.now(datetime.UTC),
@@ -141,6 +154,7 @@ class Routing:
     def release(self, lease: Lease, answered: pb.Finished | None) -> None:
         """An attempt is over; `answered` is its last message, None when there was none. What it taught is kept."""
         self._ledger.release(lease)
+        self._fleet.released(lease, answered=answered is not None)
         self._experience.over(lease)
         if answered is not None:
             self._experience.answered(
@@ -149,22 +163,20 @@ class Routing:
                 generated_tokens=answered.usage.generated_tokens,
                 ended=answered.finish_reason != pb.FINISH_REASON_LENGTH,
             )
-        self._fleet.changes.publish(None)
 
-    async def best_prefix(self, prompt: pb.Prompt, parsed: Prompt, *, time_left_s: float | None) -> Answer:
-        """The largest reusable prefix of any serving backend that is not left out; what a router answers to CacheProbe.
+    async def best_prefix(
+        self, prompt: pb.Prompt, parsed: Prompt, *, cache_salt: str = "", time_left_s: float | None
+    ) -> Answer:
+        """The largest reusable prefix of any backend in use that is not left out; what a router answers to CacheProbe.
 
         Raises a backend's refusal when each of them finds the prompt invalid, `Unavailable` when none answers.
         """
-        backends = [
-            backend
-            for backend in self._fleet.backends.values()
-            if backend.state is State.SERVING and not self._fleet.left_out(backend)
-        ]
+        backends = [backend for backend in self._fleet.in_use if not self._fleet.left_out(backend)]
         report = await probe(
             backends,
             prompt,
             prompt_size(parsed),
+            cache_salt=cache_salt,
             timeout_s=self._probe_time_s(time_left_s),
             telemetry=self._telemetry,
         )
@@ -187,24 +199,31 @@ class Routing:
         # A router that is probed has to probe its own backends within that.
         return min(self._probe_timeout_s, time_left_s / 4)
 
-    def _book(self, chosen: Candidate, spec: GenerateSpec, choice: Choice, keys: PrefixKeys) -> Lease:
+    def _book(
+        self, chosen: Candidate, spec: GenerateSpec, request: RoutingRequest, choice: Choice, keys: PrefixKeys
+    ) -> Lease:
         snapshot = self._fleet.backends[chosen.name].snapshot
+        price = choice.prices.get(chosen.name, Price())
+        now_s = self._clock()
         lease = self._ledger.book(
             chosen.name,
             snapshot.incarnation if snapshot else "",
             prompt_tokens=chosen.prompt_tokens,
             reusable_tokens=chosen.reusable_tokens,
-            max_new_tokens=spec.max_new_tokens,
+            max_new_tokens=request.max_new_tokens,
             priority=spec.priority,
             origin=spec.attempt_id,
-            now_s=self._clock(),
+            now_s=now_s,
             workload=spec.workload,
             ignore_eos=spec.ignore_eos,
+            client=request.client,
+            generated_tokens=request.generated_tokens,
+            finish_s=None if price.predicted_finish_s is None else now_s + price.predicted_finish_s,
         )
-        self._experience.booked(lease, choice.prices.get(chosen.name, Price()), pinned=bool(spec.routing.backend))
+        self._experience.booked(lease, price, pinned=bool(spec.routing.backend))
         if self._wide_fleet:
             self._wide.booked(lease, keys)
-        self._fleet.changes.publish(None)
+        self._fleet.booked(lease)
         return lease
 
 

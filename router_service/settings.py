@@ -5,21 +5,25 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, field_validator, model_validator
 
+from router_service.breaker import BreakerLimits
 from router_service.exploration import ExplorationLimits
 from router_service.policies.predictive import Objective
 from router_service.policies.registry import make_policy
+from router_service.stall import STALL_S
 from service_kit.faults import InvalidRequest
-from service_kit.settings import Settings
+from service_kit.peers import PeerSettings
+from service_kit.state_files import cache_directory
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _TARGET = re.compile(r"(dns|ipv4|ipv6|unix|unix-abstract):\S+|[^\s:/]+:\d{1,5}|\[[^\s\]]+\]:\d{1,5}")
 
 
-class RouterSettings(Settings, env_prefix="PHASEROUTE_ROUTER_", cli_prog_name="phaseroute-router"):
+class RouterSettings(PeerSettings, env_prefix="PHASEROUTE_ROUTER_", cli_prog_name="phaseroute-router"):
     """Sends each request to the backend where it finishes soonest."""
 
     backend: list[str] = Field(description="name=target of one backend, such as gpu=10.0.0.5:50061; repeat for each")
@@ -32,6 +36,10 @@ class RouterSettings(Settings, env_prefix="PHASEROUTE_ROUTER_", cli_prog_name="p
         "history",
         description="How long predictive takes answers to become: as long as those of their kind did, a share of "
         "max_new_tokens that falls while answers end early, or all of it",
+    )
+    keep_lengths: bool = Field(True, description="Keep what was learnt of output lengths over restarts")
+    state_dir: Path = Field(
+        default_factory=lambda: cache_directory() / "router", description="Where such things are kept"
     )
     batch_weight: float = Field(
         1.0, ge=0, le=1, description="What a second of a batch request counts beside one of an interactive request"
@@ -59,6 +67,46 @@ class RouterSettings(Settings, env_prefix="PHASEROUTE_ROUTER_", cli_prog_name="p
     status_silence_s: float = Field(
         5.0, gt=0, description="A backend that says nothing for so long gets no work; a healthy one speaks every second"
     )
+
+    stall_s: float = Field(
+        STALL_S,
+        gt=0,
+        description="A backend that has work and ends no step for so long, and for as long again as its prompts may "
+        "take, counts as hung: what runs there goes on elsewhere",
+    )
+    breaker_failures: int = Field(
+        3, ge=1, description="Failures in a row after which a backend gets no work for a while"
+    )
+    breaker_open_s: float = Field(
+        1.0, gt=0, description="The first such while; it doubles each time that the request after it fails as well"
+    )
+    breaker_max_open_s: float = Field(30.0, gt=0, description="The longest such while; never less than the first")
+    max_in_flight: int = Field(
+        4096, ge=1, description="Requests at a time; more are refused with RESOURCE_EXHAUSTED, none waits in the router"
+    )
+    max_in_flight_tokens: int = Field(
+        0,
+        ge=0,
+        description="The same in tokens: prompts as far as they can be estimated, and max_new_tokens; 0: no bound",
+    )
+    max_attempts: int = Field(4, ge=1, description="Backends that may fail one request before it is given up")
+    max_replayed_tokens: int = Field(
+        8192, ge=0, description="An answer that breaks off after more tokens is not computed again elsewhere"
+    )
+    continue_wait_s: float = Field(
+        10.0,
+        ge=0,
+        description="How long an answer that broke off waits for a backend to go on with it, where none is left",
+    )
+
+    @property
+    def breaker(self) -> BreakerLimits:
+        """When a backend that fails is left alone."""
+        return BreakerLimits(
+            failures=self.breaker_failures,
+            open_s=self.breaker_open_s,
+            max_open_s=max(self.breaker_open_s, self.breaker_max_open_s),
+        )
 
     @property
     def objective(self) -> Objective:

@@ -52,6 +52,8 @@ class Standing:
     batch: bool
     due_in_s: float
     """From the moment of the Status; for those that wait."""
+    client: str
+    """Whose it is; empty where nobody says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,11 @@ class Snapshot:
             wire=status,
         )
 
+    def answers(self, attempt_id: str) -> bool:
+        """That attempt is past its prompt."""
+        found = next((request for request in self.standing if request.attempt_id == attempt_id), None)
+        return found is not None and found.active and found.generated_tokens > 0 and not found.prefill_tokens
+
     def older_than(self, other: Snapshot) -> bool:
         """Sequences compare only within one incarnation."""
         return self.incarnation == other.incarnation and self.sequence < other.sequence
@@ -170,6 +177,7 @@ def _standing(wire: pb.RequestStatus, *, padded: bool) -> Standing:
         ignore_eos=wire.ignore_eos,
         batch=wire.priority == pb.PRIORITY_BATCH,
         due_in_s=wire.due_in_s if math.isfinite(wire.due_in_s) else 0.0,
+        client=wire.client,
     )
 
 

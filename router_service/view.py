@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterable, Iterator, Sequence
 
 from phaseroute.v1 import inference_pb2 as pb
-from router_service.backend import Backend, State
+from router_service.backend import Backend
 from router_service.decision import Rates
 from router_service.fleet import Fleet
 from router_service.ledger import Ledger
@@ -30,14 +30,15 @@ class FleetView:
         self._sequences = itertools.count(1)
 
     def status(self) -> pb.BackendStatus:
-        """Sums over the serving backends, and every request on them or on the way to them.
+        """Sums over the backends in use, and every request on them or on the way to them.
 
         The rates are the fastest backend's: exact for a fleet that is idle, too low for one under load, where the
         others share the work; a router before this one errs on the side of caution. Draining while no backend takes
         work. Several models are named together. Fingerprints, precision and scheduling policy are empty where backends
-        differ in them.
+        differ in them. Whether backends make progress is judged here: one that makes none is not in use, and a router
+        before this one, which does not see their speeds apart, has nothing to judge by.
         """
-        backends = [backend for backend in self._fleet.backends.values() if backend.state is State.SERVING]
+        backends = self._fleet.in_use
         snapshots = [backend.snapshot for backend in backends if backend.snapshot is not None]
         models = sorted({snapshot.model for snapshot in snapshots})
         names = ", ".join(backend.name for backend in backends) or "none"
@@ -58,10 +59,10 @@ class FleetView:
             ),
             max_active=sum(snapshot.max_active for snapshot in snapshots),
             max_queued=sum(snapshot.wire.max_queued for snapshot in snapshots),
+            max_queued_tokens=_bound(snapshot.wire.max_queued_tokens for snapshot in snapshots),
             requests=itertools.chain.from_iterable(self._requests(backend) for backend in backends),
             kv_cache=_kv_cache(snapshots),
             draining=self.draining or not backends,
-            seconds_since_progress=max((snapshot.wire.seconds_since_progress for snapshot in snapshots), default=0.0),
             scheduling_policy=_common(snapshot.wire.scheduling_policy for snapshot in snapshots),
         )
         rates = [snapshot.rates for snapshot in snapshots if snapshot.rates is not None]
@@ -89,6 +90,7 @@ class FleetView:
                 phase=pb.REQUEST_PHASE_QUEUED,
                 remaining_prefill_tokens=lease.prefill_tokens,
                 remaining_decode_tokens=lease.max_new_tokens,
+                client=lease.client,
                 priority=lease.priority.value,
                 workload=lease.workload,
                 ignore_eos=lease.ignore_eos,
@@ -106,6 +108,12 @@ def _kv_cache(snapshots: Sequence[Snapshot]) -> pb.KvCacheStatus:
         host_tokens=sum(cache.host_tokens for cache in caches),
         host_capacity_tokens=sum(cache.host_capacity_tokens for cache in caches),
     )
+
+
+def _bound(bounds: Iterable[int]) -> int:
+    """The sum of bounds, of which 0 is none."""
+    known = list(bounds)
+    return sum(known) if all(known) else 0
 
 
 def _common(values: Iterable[str]) -> str:

@@ -17,4 +17,5 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Measured rates are shared by the tests of one run, processes that they start included."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("PHASEROUTE_ROUTER_KEEP_LENGTHS", "false")  # no test learns from another
         yield

@@ -45,7 +45,7 @@ def own_job(request: RoutingRequest, candidate: Candidate, load: Load, weight: f
         ),
         weight=weight,
         joined_s=load.elapsed_s,
-        due_s=load.line.due_s(load.elapsed_s, prefill_tokens, batch=request.batch),
+        due_s=load.line.due_s(load.elapsed_s, prefill_tokens, batch=request.batch, client=request.client),
     )
 
 

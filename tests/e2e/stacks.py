@@ -50,7 +50,7 @@ async def stack(backends: dict[str, dict], *, probe_timeout_s: float = 2.0, **se
                     listen="127.0.0.1:0",
                     backend=[f"{name}={one.server.target}" for name, one in running.items()],
                     probe_timeout_s=probe_timeout_s,
-                    **settings,
+                    **{"keep_lengths": False, **settings},
                 )
             )
         )

@@ -119,6 +119,7 @@ class StubBackend(pb_grpc.InferenceServiceServicer):
         self.release = asyncio.Event()
         self._news = asyncio.Condition()
         self._version = 0
+        self._watch_era = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
     @staticmethod
@@ -166,6 +167,11 @@ class StubBackend(pb_grpc.InferenceServiceServicer):
         self._version += 1
         self.changed()
 
+    def end_watches(self) -> None:
+        """End the streams of Status that are open now."""
+        self._watch_era += 1
+        self.push()
+
     async def Generate(self, request, context):
         self.requests.append(request)
         self.metadata.append({key: value for key, value in context.invocation_metadata() if isinstance(value, str)})
@@ -191,7 +197,8 @@ class StubBackend(pb_grpc.InferenceServiceServicer):
     async def WatchStatus(self, request, context):
         if not self.watches:
             await context.abort(grpc.StatusCode.UNIMPLEMENTED, "no such method")
-        while True:
+        era = self._watch_era
+        while era == self._watch_era:
             sent = self._version
             yield pb.WatchStatusResponse(status=self.status)
             await self.wait(lambda stub, sent=sent: stub._version != sent)
@@ -254,6 +261,8 @@ async def router(
     """Stubs are put on the network, strings are taken as targets. `ready`: wait until all of them serve."""
     # Far above what a test needs, so that a busy machine makes no probe late unless the test is about that.
     settings.setdefault("probe_timeout_s", 5.0)
+    settings.setdefault("keep_lengths", False)  # no test learns from another
+    settings.setdefault("continue_wait_s", 0.0)  # where nobody is left, that is so at once
     async with AsyncExitStack() as stack:
         for backend in backends.values():
             if isinstance(backend, StubBackend) and not backend.target:

@@ -117,10 +117,13 @@ async def test_restart_voids_what_was_booked_on_the_old_process():
         assert routed.router.ledger.pending("gpu").requests == 3
 
         stub.push(incarnation="second", sequence=1)
-        await routed.wait(lambda router: router.fleet.backends["gpu"].snapshot.incarnation == "second")
+        # Given up there, and booked anew on the process that is there now.
+        await stub.wait(lambda stub: stub.hanging == 6)
 
+        bookings = list(routed.router.fleet.bookings("gpu"))
+        assert [lease.incarnation for lease in bookings] == ["second"] * 3
         candidate = by_name(await route(routed))["gpu"]
-        assert (candidate.active, candidate.queued, candidate.decode_tokens) == (0, 0, 16)
+        assert (candidate.active, candidate.queued, candidate.decode_tokens) == (3, 0, 4 * 16)
         stub.release.set()
         await asyncio.gather(*readers)
         assert routed.router.ledger.pending("gpu").decode_tokens == 0
@@ -399,7 +402,7 @@ async def test_watchers_see_decisions_and_outcomes_in_order():
         assert (failed.selected, failed.attempt, failed.workload) == ("first", 1, "chat")
         assert (failure.decision_id, failure.code) == (failed.id, "UNAVAILABLE")
         assert (chosen.selected, chosen.attempt) == ("second", 2)
-        assert "failed before its first token: UNAVAILABLE: gone" in by_name(chosen)["first"].excluded
+        assert "failed this request: UNAVAILABLE: gone" in by_name(chosen)["first"].excluded
         assert (success.decision_id, success.code) == (chosen.id, "OK")
         assert (success.routing.attempts, success.usage.generated_tokens) == (2, 3)
 

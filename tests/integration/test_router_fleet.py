@@ -274,6 +274,8 @@ async def test_status_is_the_fleets():
         stub.status.kv_cache.host_tokens = host_tokens
         stub.status.kv_cache.host_capacity_tokens = 10 * host_tokens
         stub.status.scheduling_policy = "priority"
+        stub.status.max_queued_tokens = 1000
+        stub.status.seconds_since_progress = 3.0
     work = pb.RequestStatus(attempt_id="other router's", phase=pb.REQUEST_PHASE_DECODE, priority=pb.PRIORITY_BATCH)
     fast.push(requests=[work])
     async with router({"fast": fast, "slow": slow}) as routed:
@@ -287,6 +289,7 @@ async def test_status_is_the_fleets():
         assert (status.kv_cache.host_tokens, status.kv_cache.host_capacity_tokens) == (34, 340)
         assert list(status.requests) == [work]
         assert status.scheduling_policy == "priority"
+        assert (status.max_queued_tokens, status.seconds_since_progress) == (2000, 0)
         assert not status.draining
         later = (await routed.inference.Status(pb.StatusRequest())).status
         assert later.sequence > status.sequence

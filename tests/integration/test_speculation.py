@@ -38,7 +38,7 @@ from tests.integration.speculating import (
     speculating,
 )
 
-END_PROMPT, END_SAMPLING = tuple(range(104, 110)), Sampling(temperature=0.8, top_p=0.95, top_k=50, seed=3)
+END_PROMPT, END_SAMPLING = tuple(range(104, 110)), Sampling(temperature=0.8, top_p=0.95, top_k=50, seed=20)
 """The tiny model's answer to it has an end token for its 14th."""
 
 
@@ -51,10 +51,10 @@ def _samplings(seed: int, other_seed: int) -> dict[str, Sampling]:
 
 
 PROMPTS: dict[tuple[int, ...], dict[str, Sampling]] = {
-    tuple(range(18, 25)): _samplings(7, 7),
-    tuple(range(72, 92)): _samplings(5, 0),
-    tuple(range(60, 120)): _samplings(0, 2),
-    tuple(range(114, 174)): _samplings(11, 11),
+    tuple(range(18, 25)): _samplings(47, 8),
+    tuple(range(72, 92)): _samplings(10, 35),
+    tuple(range(60, 120)): _samplings(8, 1),
+    tuple(range(114, 174)): _samplings(48, 13),
 }
 """With the samplings under which rounding decides nothing."""
 FIRST, SECOND, THIRD, _ = PROMPTS

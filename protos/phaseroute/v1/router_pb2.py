@@ -26,47 +26,47 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from phaseroute.v1 import inference_pb2 as phaseroute_dot_v1_dot_inference__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aphaseroute/v1/router.proto\x12\rphaseroute.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1dphaseroute/v1/inference.proto\"?\n\x0cRouteRequest\x12/\n\x07request\x18\x01 \x01(\x0b\x32\x1e.phaseroute.v1.GenerateRequest\":\n\rRouteResponse\x12)\n\x08\x64\x65\x63ision\x18\x01 \x01(\x0b\x32\x17.phaseroute.v1.Decision\"\x97\x02\n\x08\x44\x65\x63ision\x12\n\n\x02id\x18\x01 \x01(\t\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06policy\x18\x03 \x01(\t\x12\x16\n\x0emax_new_tokens\x18\x04 \x01(\r\x12\x10\n\x08workload\x18\x05 \x01(\t\x12,\n\ncandidates\x18\x06 \x03(\x0b\x32\x18.phaseroute.v1.Candidate\x12\x10\n\x08selected\x18\x07 \x01(\t\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12\x0f\n\x07probe_s\x18\t \x01(\x01\x12\x10\n\x08\x63hoose_s\x18\n \x01(\x01\x12\x0f\n\x07\x61ttempt\x18\x0b \x01(\r\x12\x17\n\x0fnot_shortlisted\x18\x0c \x01(\r\"\xb4\x04\n\tCandidate\x12\x0f\n\x07\x62\x61\x63kend\x18\x01 \x01(\t\x12\x10\n\x08\x65xcluded\x18\x02 \x01(\t\x12\x0e\n\x06\x61\x63tive\x18\x03 \x01(\r\x12\x0e\n\x06queued\x18\x04 \x01(\r\x12\x15\n\rprompt_tokens\x18\x05 \x01(\r\x12\x1f\n\x17prompt_tokens_estimated\x18\x06 \x01(\x08\x12\x17\n\x0freusable_tokens\x18\x07 \x01(\r\x12*\n\x05probe\x18\x08 \x01(\x0e\x32\x1b.phaseroute.v1.ProbeOutcome\x12\x16\n\x0eprefill_tokens\x18\t \x01(\r\x12\x15\n\rdecode_tokens\x18\n \x01(\r\x12\x34\n\x0eisolated_rates\x18\x0b \x01(\x0b\x32\x1c.phaseroute.v1.IsolatedRates\x12\x14\n\x07score_s\x18\x0c \x01(\x01H\x00\x88\x01\x01\x12\x1d\n\x10predicted_ttft_s\x18\r \x01(\x01H\x01\x88\x01\x01\x12\x14\n\x0cstatus_age_s\x18\x0e \x01(\x01\x12\x11\n\tprecision\x18\x0f \x01(\t\x12\x1f\n\x12predicted_finish_s\x18\x10 \x01(\x01H\x02\x88\x01\x01\x12\x11\n\tpriced_by\x18\x11 \x01(\t\x12\r\n\x05unfit\x18\x12 \x01(\t\x12)\n\x08\x66orecast\x18\x13 \x01(\x0b\x32\x17.phaseroute.v1.ForecastB\n\n\x08_score_sB\x13\n\x11_predicted_ttft_sB\x15\n\x13_predicted_finish_s\"\xa4\x04\n\x08\x46orecast\x12\x1b\n\x13\x65xpected_new_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x64\x65lay_of_others_s\x18\x02 \x01(\x01\x12,\n\nstep_model\x18\x03 \x01(\x0b\x32\x18.phaseroute.v1.StepModel\x12,\n\nstep_rules\x18\x04 \x01(\x0b\x32\x18.phaseroute.v1.StepRules\x12\x12\n\nmax_active\x18\x05 \x01(\r\x12\x11\n\telapsed_s\x18\x06 \x01(\x01\x12\x11\n\trunning_s\x18\x07 \x01(\x01\x12\x16\n\x0e\x66ree_kv_tokens\x18\x08 \x01(\x04\x12\x11\n\tpadded_kv\x18\t \x01(\x08\x12\x0e\n\x06\x61\x63tive\x18\n \x01(\r\x12\x16\n\x0eprefill_tokens\x18\x0b \x03(\r\x12\x15\n\rdecode_tokens\x18\x0c \x03(\r\x12\x16\n\x0e\x63ontext_tokens\x18\r \x03(\r\x12\x11\n\tkv_tokens\x18\x0e \x03(\r\x12\x0f\n\x07weights\x18\x0f \x03(\x01\x12\x10\n\x08joined_s\x18\x10 \x03(\x01\x12\r\n\x05\x64ue_s\x18\x11 \x03(\x01\x12\x15\n\rown_kv_tokens\x18\x12 \x01(\r\x12\x11\n\town_due_s\x18\x13 \x01(\x01\x12\x12\n\nown_weight\x18\x14 \x01(\x01\x12\x15\n\rothers_weight\x18\x15 \x01(\x01\x12\x15\n\rlatest_weight\x18\x16 \x01(\x01\x12\x17\n\x0f\x64\x65lay_of_last_s\x18\x17 \x01(\x01\"\x15\n\x13ListBackendsRequest\"E\n\x14ListBackendsResponse\x12-\n\x08\x62\x61\x63kends\x18\x01 \x03(\x0b\x32\x1b.phaseroute.v1.BackendEntry\"\x80\x02\n\x0c\x42\x61\x63kendEntry\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06target\x18\x02 \x01(\t\x12*\n\x05state\x18\x03 \x01(\x0e\x32\x1b.phaseroute.v1.BackendState\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12,\n\x06status\x18\x05 \x01(\x0b\x32\x1c.phaseroute.v1.BackendStatus\x12\x14\n\x0cstatus_age_s\x18\x06 \x01(\x01\x12\x17\n\x0f\x62ooked_requests\x18\x07 \x01(\r\x12\x10\n\x08left_out\x18\x08 \x01(\t\x12\'\n\x07\x62reaker\x18\t \x01(\x0b\x32\x16.phaseroute.v1.Breaker\"[\n\x07\x42reaker\x12*\n\x05state\x18\x01 \x01(\x0e\x32\x1b.phaseroute.v1.BreakerState\x12\x10\n\x08\x66\x61ilures\x18\x02 \x01(\r\x12\x12\n\nretry_in_s\x18\x03 \x01(\x01\"\x17\n\x15WatchDecisionsRequest\"y\n\x16WatchDecisionsResponse\x12+\n\x08\x64\x65\x63ision\x18\x01 \x01(\x0b\x32\x17.phaseroute.v1.DecisionH\x00\x12)\n\x07outcome\x18\x02 \x01(\x0b\x32\x16.phaseroute.v1.OutcomeH\x00\x42\x07\n\x05\x65vent\"\x80\x01\n\x07Outcome\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12-\n\x07routing\x18\x03 \x01(\x0b\x32\x1c.phaseroute.v1.RoutingRecord\x12#\n\x05usage\x18\x04 \x01(\x0b\x32\x14.phaseroute.v1.Usage\"V\n\x13\x44rainBackendRequest\x12\x0f\n\x07\x62\x61\x63kend\x18\x01 \x01(\t\x12\x0c\n\x04undo\x18\x02 \x01(\x08\x12\x14\n\x07grace_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x42\n\n\x08_grace_s\"D\n\x14\x44rainBackendResponse\x12,\n\x07\x62\x61\x63kend\x18\x01 \x01(\x0b\x32\x1b.phaseroute.v1.BackendEntry*\x96\x01\n\x0cProbeOutcome\x12\x1d\n\x19PROBE_OUTCOME_UNSPECIFIED\x10\x00\x12\x1a\n\x16PROBE_OUTCOME_ANSWERED\x10\x01\x12\x16\n\x12PROBE_OUTCOME_LATE\x10\x02\x12\x18\n\x14PROBE_OUTCOME_FAILED\x10\x03\x12\x19\n\x15PROBE_OUTCOME_SKIPPED\x10\x04*\xa1\x01\n\x0c\x42\x61\x63kendState\x12\x1d\n\x19\x42\x41\x43KEND_STATE_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x42\x41\x43KEND_STATE_CONNECTING\x10\x01\x12\x19\n\x15\x42\x41\x43KEND_STATE_SERVING\x10\x02\x12\x1a\n\x16\x42\x41\x43KEND_STATE_DRAINING\x10\x03\x12\x1d\n\x19\x42\x41\x43KEND_STATE_UNREACHABLE\x10\x04*|\n\x0c\x42reakerState\x12\x1d\n\x19\x42REAKER_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x42REAKER_STATE_CLOSED\x10\x01\x12\x16\n\x12\x42REAKER_STATE_OPEN\x10\x02\x12\x1b\n\x17\x42REAKER_STATE_HALF_OPEN\x10\x03\x32\xe6\x02\n\rRouterService\x12\x42\n\x05Route\x12\x1b.phaseroute.v1.RouteRequest\x1a\x1c.phaseroute.v1.RouteResponse\x12W\n\x0cListBackends\x12\".phaseroute.v1.ListBackendsRequest\x1a#.phaseroute.v1.ListBackendsResponse\x12_\n\x0eWatchDecisions\x12$.phaseroute.v1.WatchDecisionsRequest\x1a%.phaseroute.v1.WatchDecisionsResponse0\x01\x12W\n\x0c\x44rainBackend\x12\".phaseroute.v1.DrainBackendRequest\x1a#.phaseroute.v1.DrainBackendResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1aphaseroute/v1/router.proto\x12\rphaseroute.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x1dphaseroute/v1/inference.proto\"?\n\x0cRouteRequest\x12/\n\x07request\x18\x01 \x01(\x0b\x32\x1e.phaseroute.v1.GenerateRequest\":\n\rRouteResponse\x12)\n\x08\x64\x65\x63ision\x18\x01 \x01(\x0b\x32\x17.phaseroute.v1.Decision\"\xb1\x02\n\x08\x44\x65\x63ision\x12\n\n\x02id\x18\x01 \x01(\t\x12(\n\x04time\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x0e\n\x06policy\x18\x03 \x01(\t\x12\x16\n\x0emax_new_tokens\x18\x04 \x01(\r\x12\x10\n\x08workload\x18\x05 \x01(\t\x12,\n\ncandidates\x18\x06 \x03(\x0b\x32\x18.phaseroute.v1.Candidate\x12\x10\n\x08selected\x18\x07 \x01(\t\x12\x0e\n\x06reason\x18\x08 \x01(\t\x12\x0f\n\x07probe_s\x18\t \x01(\x01\x12\x10\n\x08\x63hoose_s\x18\n \x01(\x01\x12\x0f\n\x07\x61ttempt\x18\x0b \x01(\r\x12\x17\n\x0fnot_shortlisted\x18\x0c \x01(\r\x12\x18\n\x10generated_tokens\x18\r \x01(\r\"\xb4\x04\n\tCandidate\x12\x0f\n\x07\x62\x61\x63kend\x18\x01 \x01(\t\x12\x10\n\x08\x65xcluded\x18\x02 \x01(\t\x12\x0e\n\x06\x61\x63tive\x18\x03 \x01(\r\x12\x0e\n\x06queued\x18\x04 \x01(\r\x12\x15\n\rprompt_tokens\x18\x05 \x01(\r\x12\x1f\n\x17prompt_tokens_estimated\x18\x06 \x01(\x08\x12\x17\n\x0freusable_tokens\x18\x07 \x01(\r\x12*\n\x05probe\x18\x08 \x01(\x0e\x32\x1b.phaseroute.v1.ProbeOutcome\x12\x16\n\x0eprefill_tokens\x18\t \x01(\r\x12\x15\n\rdecode_tokens\x18\n \x01(\r\x12\x34\n\x0eisolated_rates\x18\x0b \x01(\x0b\x32\x1c.phaseroute.v1.IsolatedRates\x12\x14\n\x07score_s\x18\x0c \x01(\x01H\x00\x88\x01\x01\x12\x1d\n\x10predicted_ttft_s\x18\r \x01(\x01H\x01\x88\x01\x01\x12\x14\n\x0cstatus_age_s\x18\x0e \x01(\x01\x12\x11\n\tprecision\x18\x0f \x01(\t\x12\x1f\n\x12predicted_finish_s\x18\x10 \x01(\x01H\x02\x88\x01\x01\x12\x11\n\tpriced_by\x18\x11 \x01(\t\x12\r\n\x05unfit\x18\x12 \x01(\t\x12)\n\x08\x66orecast\x18\x13 \x01(\x0b\x32\x17.phaseroute.v1.ForecastB\n\n\x08_score_sB\x13\n\x11_predicted_ttft_sB\x15\n\x13_predicted_finish_s\"\xa4\x04\n\x08\x46orecast\x12\x1b\n\x13\x65xpected_new_tokens\x18\x01 \x01(\r\x12\x19\n\x11\x64\x65lay_of_others_s\x18\x02 \x01(\x01\x12,\n\nstep_model\x18\x03 \x01(\x0b\x32\x18.phaseroute.v1.StepModel\x12,\n\nstep_rules\x18\x04 \x01(\x0b\x32\x18.phaseroute.v1.StepRules\x12\x12\n\nmax_active\x18\x05 \x01(\r\x12\x11\n\telapsed_s\x18\x06 \x01(\x01\x12\x11\n\trunning_s\x18\x07 \x01(\x01\x12\x16\n\x0e\x66ree_kv_tokens\x18\x08 \x01(\x04\x12\x11\n\tpadded_kv\x18\t \x01(\x08\x12\x0e\n\x06\x61\x63tive\x18\n \x01(\r\x12\x16\n\x0eprefill_tokens\x18\x0b \x03(\r\x12\x15\n\rdecode_tokens\x18\x0c \x03(\r\x12\x16\n\x0e\x63ontext_tokens\x18\r \x03(\r\x12\x11\n\tkv_tokens\x18\x0e \x03(\r\x12\x0f\n\x07weights\x18\x0f \x03(\x01\x12\x10\n\x08joined_s\x18\x10 \x03(\x01\x12\r\n\x05\x64ue_s\x18\x11 \x03(\x01\x12\x15\n\rown_kv_tokens\x18\x12 \x01(\r\x12\x11\n\town_due_s\x18\x13 \x01(\x01\x12\x12\n\nown_weight\x18\x14 \x01(\x01\x12\x15\n\rothers_weight\x18\x15 \x01(\x01\x12\x15\n\rlatest_weight\x18\x16 \x01(\x01\x12\x17\n\x0f\x64\x65lay_of_last_s\x18\x17 \x01(\x01\"\x15\n\x13ListBackendsRequest\"E\n\x14ListBackendsResponse\x12-\n\x08\x62\x61\x63kends\x18\x01 \x03(\x0b\x32\x1b.phaseroute.v1.BackendEntry\"\x80\x02\n\x0c\x42\x61\x63kendEntry\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0e\n\x06target\x18\x02 \x01(\t\x12*\n\x05state\x18\x03 \x01(\x0e\x32\x1b.phaseroute.v1.BackendState\x12\x0e\n\x06\x64\x65tail\x18\x04 \x01(\t\x12,\n\x06status\x18\x05 \x01(\x0b\x32\x1c.phaseroute.v1.BackendStatus\x12\x14\n\x0cstatus_age_s\x18\x06 \x01(\x01\x12\x17\n\x0f\x62ooked_requests\x18\x07 \x01(\r\x12\x10\n\x08left_out\x18\x08 \x01(\t\x12\'\n\x07\x62reaker\x18\t \x01(\x0b\x32\x16.phaseroute.v1.Breaker\"[\n\x07\x42reaker\x12*\n\x05state\x18\x01 \x01(\x0e\x32\x1b.phaseroute.v1.BreakerState\x12\x10\n\x08\x66\x61ilures\x18\x02 \x01(\r\x12\x12\n\nretry_in_s\x18\x03 \x01(\x01\"\x17\n\x15WatchDecisionsRequest\"y\n\x16WatchDecisionsResponse\x12+\n\x08\x64\x65\x63ision\x18\x01 \x01(\x0b\x32\x17.phaseroute.v1.DecisionH\x00\x12)\n\x07outcome\x18\x02 \x01(\x0b\x32\x16.phaseroute.v1.OutcomeH\x00\x42\x07\n\x05\x65vent\"\x80\x01\n\x07Outcome\x12\x13\n\x0b\x64\x65\x63ision_id\x18\x01 \x01(\t\x12\x0c\n\x04\x63ode\x18\x02 \x01(\t\x12-\n\x07routing\x18\x03 \x01(\x0b\x32\x1c.phaseroute.v1.RoutingRecord\x12#\n\x05usage\x18\x04 \x01(\x0b\x32\x14.phaseroute.v1.Usage\"V\n\x13\x44rainBackendRequest\x12\x0f\n\x07\x62\x61\x63kend\x18\x01 \x01(\t\x12\x0c\n\x04undo\x18\x02 \x01(\x08\x12\x14\n\x07grace_s\x18\x03 \x01(\x01H\x00\x88\x01\x01\x42\n\n\x08_grace_s\"D\n\x14\x44rainBackendResponse\x12,\n\x07\x62\x61\x63kend\x18\x01 \x01(\x0b\x32\x1b.phaseroute.v1.BackendEntry*\x96\x01\n\x0cProbeOutcome\x12\x1d\n\x19PROBE_OUTCOME_UNSPECIFIED\x10\x00\x12\x1a\n\x16PROBE_OUTCOME_ANSWERED\x10\x01\x12\x16\n\x12PROBE_OUTCOME_LATE\x10\x02\x12\x18\n\x14PROBE_OUTCOME_FAILED\x10\x03\x12\x19\n\x15PROBE_OUTCOME_SKIPPED\x10\x04*\xa1\x01\n\x0c\x42\x61\x63kendState\x12\x1d\n\x19\x42\x41\x43KEND_STATE_UNSPECIFIED\x10\x00\x12\x1c\n\x18\x42\x41\x43KEND_STATE_CONNECTING\x10\x01\x12\x19\n\x15\x42\x41\x43KEND_STATE_SERVING\x10\x02\x12\x1a\n\x16\x42\x41\x43KEND_STATE_DRAINING\x10\x03\x12\x1d\n\x19\x42\x41\x43KEND_STATE_UNREACHABLE\x10\x04*|\n\x0c\x42reakerState\x12\x1d\n\x19\x42REAKER_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14\x42REAKER_STATE_CLOSED\x10\x01\x12\x16\n\x12\x42REAKER_STATE_OPEN\x10\x02\x12\x1b\n\x17\x42REAKER_STATE_HALF_OPEN\x10\x03\x32\xe6\x02\n\rRouterService\x12\x42\n\x05Route\x12\x1b.phaseroute.v1.RouteRequest\x1a\x1c.phaseroute.v1.RouteResponse\x12W\n\x0cListBackends\x12\".phaseroute.v1.ListBackendsRequest\x1a#.phaseroute.v1.ListBackendsResponse\x12_\n\x0eWatchDecisions\x12$.phaseroute.v1.WatchDecisionsRequest\x1a%.phaseroute.v1.WatchDecisionsResponse0\x01\x12W\n\x0c\x44rainBackend\x12\".phaseroute.v1.DrainBackendRequest\x1a#.phaseroute.v1.DrainBackendResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'phaseroute.v1.router_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PROBEOUTCOME']._serialized_start=2518
-  _globals['_PROBEOUTCOME']._serialized_end=2668
-  _globals['_BACKENDSTATE']._serialized_start=2671
-  _globals['_BACKENDSTATE']._serialized_end=2832
-  _globals['_BREAKERSTATE']._serialized_start=2834
-  _globals['_BREAKERSTATE']._serialized_end=2958
+  _globals['_PROBEOUTCOME']._serialized_start=2544
+  _globals['_PROBEOUTCOME']._serialized_end=2694
+  _globals['_BACKENDSTATE']._serialized_start=2697
+  _globals['_BACKENDSTATE']._serialized_end=2858
+  _globals['_BREAKERSTATE']._serialized_start=2860
+  _globals['_BREAKERSTATE']._serialized_end=2984
   _globals['_ROUTEREQUEST']._serialized_start=109
   _globals['_ROUTEREQUEST']._serialized_end=172
   _globals['_ROUTERESPONSE']._serialized_start=174
   _globals['_ROUTERESPONSE']._serialized_end=232
   _globals['_DECISION']._serialized_start=235
-  _globals['_DECISION']._serialized_end=514
-  _globals['_CANDIDATE']._serialized_start=517
-  _globals['_CANDIDATE']._serialized_end=1081
-  _globals['_FORECAST']._serialized_start=1084
-  _globals['_FORECAST']._serialized_end=1632
-  _globals['_LISTBACKENDSREQUEST']._serialized_start=1634
-  _globals['_LISTBACKENDSREQUEST']._serialized_end=1655
-  _globals['_LISTBACKENDSRESPONSE']._serialized_start=1657
-  _globals['_LISTBACKENDSRESPONSE']._serialized_end=1726
-  _globals['_BACKENDENTRY']._serialized_start=1729
-  _globals['_BACKENDENTRY']._serialized_end=1985
-  _globals['_BREAKER']._serialized_start=1987
-  _globals['_BREAKER']._serialized_end=2078
-  _globals['_WATCHDECISIONSREQUEST']._serialized_start=2080
-  _globals['_WATCHDECISIONSREQUEST']._serialized_end=2103
-  _globals['_WATCHDECISIONSRESPONSE']._serialized_start=2105
-  _globals['_WATCHDECISIONSRESPONSE']._serialized_end=2226
-  _globals['_OUTCOME']._serialized_start=2229
-  _globals['_OUTCOME']._serialized_end=2357
-  _globals['_DRAINBACKENDREQUEST']._serialized_start=2359
-  _globals['_DRAINBACKENDREQUEST']._serialized_end=2445
-  _globals['_DRAINBACKENDRESPONSE']._serialized_start=2447
-  _globals['_DRAINBACKENDRESPONSE']._serialized_end=2515
-  _globals['_ROUTERSERVICE']._serialized_start=2961
-  _globals['_ROUTERSERVICE']._serialized_end=3319
+  _globals['_DECISION']._serialized_end=540
+  _globals['_CANDIDATE']._serialized_start=543
+  _globals['_CANDIDATE']._serialized_end=1107
+  _globals['_FORECAST']._serialized_start=1110
+  _globals['_FORECAST']._serialized_end=1658
+  _globals['_LISTBACKENDSREQUEST']._serialized_start=1660
+  _globals['_LISTBACKENDSREQUEST']._serialized_end=1681
+  _globals['_LISTBACKENDSRESPONSE']._serialized_start=1683
+  _globals['_LISTBACKENDSRESPONSE']._serialized_end=1752
+  _globals['_BACKENDENTRY']._serialized_start=1755
+  _globals['_BACKENDENTRY']._serialized_end=2011
+  _globals['_BREAKER']._serialized_start=2013
+  _globals['_BREAKER']._serialized_end=2104
+  _globals['_WATCHDECISIONSREQUEST']._serialized_start=2106
+  _globals['_WATCHDECISIONSREQUEST']._serialized_end=2129
+  _globals['_WATCHDECISIONSRESPONSE']._serialized_start=2131
+  _globals['_WATCHDECISIONSRESPONSE']._serialized_end=2252
+  _globals['_OUTCOME']._serialized_start=2255
+  _globals['_OUTCOME']._serialized_end=2383
+  _globals['_DRAINBACKENDREQUEST']._serialized_start=2385
+  _globals['_DRAINBACKENDREQUEST']._serialized_end=2471
+  _globals['_DRAINBACKENDRESPONSE']._serialized_start=2473
+  _globals['_DRAINBACKENDRESPONSE']._serialized_end=2541
+  _globals['_ROUTERSERVICE']._serialized_start=2987
+  _globals['_ROUTERSERVICE']._serialized_end=3345
 # @@protoc_insertion_point(module_scope)

@@ -61,7 +61,7 @@ class RouteResponse(_message.Message):
     def __init__(self, decision: _Optional[_Union[Decision, _Mapping]] = ...) -> None: ...
 
 class Decision(_message.Message):
-    __slots__ = ("id", "time", "policy", "max_new_tokens", "workload", "candidates", "selected", "reason", "probe_s", "choose_s", "attempt", "not_shortlisted")
+    __slots__ = ("id", "time", "policy", "max_new_tokens", "workload", "candidates", "selected", "reason", "probe_s", "choose_s", "attempt", "not_shortlisted", "generated_tokens")
     ID_FIELD_NUMBER: _ClassVar[int]
     TIME_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
@@ -74,6 +74,7 @@ class Decision(_message.Message):
     CHOOSE_S_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
     NOT_SHORTLISTED_FIELD_NUMBER: _ClassVar[int]
+    GENERATED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     id: str
     time: _timestamp_pb2.Timestamp
     policy: str
@@ -86,7 +87,8 @@ class Decision(_message.Message):
     choose_s: float
     attempt: int
     not_shortlisted: int
-    def __init__(self, id: _Optional[str] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., policy: _Optional[str] = ..., max_new_tokens: _Optional[int] = ..., workload: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., selected: _Optional[str] = ..., reason: _Optional[str] = ..., probe_s: _Optional[float] = ..., choose_s: _Optional[float] = ..., attempt: _Optional[int] = ..., not_shortlisted: _Optional[int] = ...) -> None: ...
+    generated_tokens: int
+    def __init__(self, id: _Optional[str] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., policy: _Optional[str] = ..., max_new_tokens: _Optional[int] = ..., workload: _Optional[str] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ..., selected: _Optional[str] = ..., reason: _Optional[str] = ..., probe_s: _Optional[float] = ..., choose_s: _Optional[float] = ..., attempt: _Optional[int] = ..., not_shortlisted: _Optional[int] = ..., generated_tokens: _Optional[int] = ...) -> None: ...
 
 class Candidate(_message.Message):
     __slots__ = ("backend", "excluded", "active", "queued", "prompt_tokens", "prompt_tokens_estimated", "reusable_tokens", "probe", "prefill_tokens", "decode_tokens", "isolated_rates", "score_s", "predicted_ttft_s", "status_age_s", "precision", "predicted_finish_s", "priced_by", "unfit", "forecast")

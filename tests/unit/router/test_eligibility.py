@@ -4,6 +4,7 @@ import pytest
 
 from router_service.decision import RoutingRequest
 from router_service.eligibility import eligible, within_context
+from router_service.snapshot import Snapshot
 from service_kit.faults import InvalidRequest, UnknownName
 from service_kit.requests import RoutingHints
 from tests.unit.router.router_values import candidate, fleet, status
@@ -13,8 +14,11 @@ def request(model: str = "", **hints) -> RoutingRequest:
     return RoutingRequest(max_new_tokens=50, model=model, hints=RoutingHints(**hints))
 
 
+NOW_S = 100.0
+
+
 def split(backends, asked: RoutingRequest, **failed: str):
-    result = eligible(backends, asked, failed)
+    result = eligible(backends, asked, failed, now_s=NOW_S)
     return set(result.snapshots), {exclusion.name: exclusion.why for exclusion in result.exclusions}
 
 
@@ -41,7 +45,7 @@ def test_pin_exclusion_and_failure_leave_the_others():
     assert split(backends, request(excluded=frozenset({"a", "unheard of"})))[0] == {"b", "c"}
     names, reasons = split(backends, request(), a="UNAVAILABLE: gone")
     assert names == {"b", "c"}
-    assert reasons == {"a": "failed before its first token: UNAVAILABLE: gone"}
+    assert reasons == {"a": "failed this request: UNAVAILABLE: gone"}
 
 
 def test_unknown_pin_lists_the_backends():
@@ -171,7 +175,7 @@ def test_while_nobody_serves_the_state_is_the_reason():
 def test_context_of_a_backend_that_tokenizes_differently_does_not_count():
     backends = fleet(small=status(context_tokens=128), large=status(context_tokens=8192, tokenizer="other"))
 
-    assert eligible(backends, request(), {}).context_tokens == 128
+    assert eligible(backends, request(), {}, now_s=NOW_S).context_tokens == 128
 
 
 # Precision
@@ -268,7 +272,7 @@ def test_context_that_nobody_has_names_the_numbers():
 def test_context_that_a_backend_has_which_is_away_is_no_fault_of_the_request():
     backends = fleet(small=status(context_tokens=128), large=status(context_tokens=8192))
     backends["large"].lose("gone")
-    split = eligible(backends, request(), {})
+    split = eligible(backends, request(), {}, now_s=NOW_S)
     small = candidate("small", prompt_tokens=90, context_tokens=128)
 
     fitting, exclusions = within_context([small], request(), prompt_tokens=90, context_tokens=split.context_tokens)
@@ -280,8 +284,58 @@ def test_context_that_a_backend_has_which_is_away_is_no_fault_of_the_request():
 def test_context_of_a_backend_that_the_request_does_not_want_does_not_count(hints):
     backends = fleet(small=status(context_tokens=128), large=status(context_tokens=8192))
 
-    assert eligible(backends, request(**hints), {}).context_tokens == 128
+    assert eligible(backends, request(**hints), {}, now_s=NOW_S).context_tokens == 128
 
 
 def test_no_candidates_fit_no_context_without_complaint():
     assert within_context([], request(), prompt_tokens=1, context_tokens=0) == ([], [])
+
+
+# Breakers
+
+
+def trip(made) -> None:
+    for _ in range(3):
+        made.breaker.failed("INTERNAL", NOW_S)
+
+
+def test_a_backend_with_an_open_breaker_is_out_and_says_until_when():
+    backends = fleet(a=status(), b=status())
+    trip(backends["a"])
+    names, reasons = split(backends, request())
+    assert names == {"b"}
+    assert reasons["a"].startswith("failed 3 times without an answer; it is tried again in 1.")
+
+
+def test_half_open_it_is_in_for_one_request():
+    backends = fleet(a=status(), b=status())
+    trip(backends["a"])
+    later_s = NOW_S + 5
+    assert set(eligible(backends, request(), {}, now_s=later_s).snapshots) == {"a", "b"}
+    backends["a"].breaker.booked("trial", later_s)
+    result = eligible(backends, request(), {}, now_s=later_s)
+    assert set(result.snapshots) == {"b"}
+    assert "one request tries it now" in result.exclusions[0].why
+
+
+def test_where_all_breakers_are_open_none_counts():
+    backends = fleet(a=status(), b=status(), off=status(draining=True))
+    for made in backends.values():
+        trip(made)
+    names, reasons = split(backends, request())
+    assert names == {"a", "b"}
+    assert set(reasons) == {"off"}
+
+
+def test_whoever_else_only_failed_this_request_keeps_a_tripped_one_out():
+    backends = fleet(a=status(), b=status())
+    trip(backends["a"])
+    assert split(backends, request(), b="RESOURCE_EXHAUSTED: full")[0] == set()
+    assert split(backends, request(backend="a"))[0] == {"a"}
+
+
+def test_a_restarted_backend_is_in_at_once():
+    backends = fleet(a=status(), b=status())
+    trip(backends["a"])
+    backends["a"].hear(Snapshot.of(status(incarnation="second")), NOW_S)
+    assert split(backends, request())[0] == {"a", "b"}

@@ -34,8 +34,8 @@ class TimedEngine(SimulatedEngine):
         self.model = model
         self.computed: dict[int, int] = {}
 
-    def admit(self, tokens, max_new_tokens, sampling, *, ignore_eos):
-        admission = super().admit(tokens, max_new_tokens, sampling, ignore_eos=ignore_eos)
+    def admit(self, tokens, max_new_tokens, sampling, **options):
+        admission = super().admit(tokens, max_new_tokens, sampling, **options)
         if admission is not None:
             self.computed[admission.handle] = admission.reused_tokens
         return admission

@@ -95,6 +95,24 @@ def test_origin_names_the_sender_as_long_as_the_lease_is_held():
     assert ledger.origin(lease.attempt_id) is None
 
 
+def test_the_first_finish_ahead_is_told_of_all_and_of_each_client():
+    ledger = Ledger()
+    assert ledger.finish_s(None, 0.0) is None
+    for client, finish_s in (("a", 5.0), ("a", 3.0), ("b", 1.0), ("c", None)):
+        book(ledger, client=client, finish_s=finish_s)
+    assert (ledger.finish_s(None, 0.0), ledger.finish_s("a", 0.0), ledger.finish_s("c", 0.0)) == (1.0, 3.0, None)
+    assert (ledger.finish_s(None, 1.0), ledger.finish_s("a", 4.0), ledger.finish_s("b", 2.0)) == (3.0, 5.0, None)
+
+
+def test_a_lease_handed_over_to_a_status_still_tells_when_it_will_be_done():
+    ledger = Ledger()
+    lease = book(ledger, finish_s=3.0)
+    ledger.on_status("gpu", "first", {lease.attempt_id})
+    assert ledger.finish_s(None, 0.0) == 3.0
+    ledger.release(lease)
+    assert ledger.finish_s(None, 0.0) is None
+
+
 class LedgerMachine(RuleBasedStateMachine):
     """Against a model: a set of leases that no Status has shown and nobody has released."""
 
@@ -105,7 +123,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger = Ledger()
         self.incarnation = {"a": 0, "b": 0}
         self.unseen = {}
-        self.held = set()
+        self.held = {}
 
     @rule(
         target=leases,
@@ -113,17 +131,21 @@ class LedgerMachine(RuleBasedStateMachine):
         prompt=st.integers(0, 500),
         reusable=st.integers(0, 600),
         decode=st.integers(1, 300),
+        client=st.sampled_from(["", "a", "b"]),
+        finish=st.none() | st.integers(0, 9),
     )
-    def book(self, backend, prompt, reusable, decode):
+    def book(self, backend, prompt, reusable, decode, client, finish):
         lease = self.ledger.book(
             backend,
             str(self.incarnation[backend]),
             prompt_tokens=prompt,
             reusable_tokens=reusable,
             max_new_tokens=decode,
+            client=client,
+            finish_s=finish,
         )
         self.unseen[lease.attempt_id] = lease
-        self.held.add(lease.attempt_id)
+        self.held[lease.attempt_id] = lease
         return lease
 
     @rule(backend=st.sampled_from("ab"), shown=st.lists(leases))
@@ -145,7 +167,7 @@ class LedgerMachine(RuleBasedStateMachine):
     def release(self, lease):
         self.ledger.release(lease)
         self.unseen.pop(lease.attempt_id, None)
-        self.held.discard(lease.attempt_id)
+        self.held.pop(lease.attempt_id, None)
 
     @rule(lease=leases)
     def release_but_remember(self, lease):
@@ -160,6 +182,16 @@ class LedgerMachine(RuleBasedStateMachine):
             assert pending.prefill_tokens == sum(lease.prefill_tokens for lease in unseen) >= 0
             assert pending.decode_tokens == sum(lease.max_new_tokens for lease in unseen)
         assert len(self.ledger) == len(self.held)
+
+    @invariant()
+    def finishes_are_the_models(self):
+        for client in (None, "", "a", "b"):
+            ahead = [
+                lease.finish_s
+                for lease in self.held.values()
+                if lease.finish_s is not None and lease.finish_s > 4 and client in (None, lease.client)
+            ]
+            assert self.ledger.finish_s(client, 4) == min(ahead, default=None)
 
 
 TestLedgerMachine = LedgerMachine.TestCase

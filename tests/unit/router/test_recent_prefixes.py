@@ -174,3 +174,19 @@ def test_a_prompt_without_keys_is_noted_nowhere():
 
     assert len(recent) == 0
     assert recent.likely((), 5) == []
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        TokenPrompt(tuple(range(300))),
+        TextPrompt("word " * 400),
+        ChatPrompt((ChatTurn("user", "word " * 400),)),
+    ],
+)
+def test_prompts_under_different_salts_have_nothing_in_common(prompt):
+    plain, alice, bob = key_of(prompt), key_of(prompt, "alice"), key_of(prompt, "b" * 256)
+    assert len(plain) == len(alice) == len(bob) == 2
+    assert not set(plain) & set(alice)
+    assert not set(alice) & set(bob)
+    assert key_of(prompt, "alice") == alice

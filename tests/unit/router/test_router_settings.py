@@ -61,6 +61,22 @@ def test_unknown_policies():
     assert "there are cpu" in refusal("--backend", "cpu=127.0.0.1:1", "--policy", "forced:gpu")
 
 
-@pytest.mark.parametrize("flag", ["--probe-timeout-s", "--status-poll-s", "--status-silence-s"])
+def test_breakers_and_bounds():
+    settings = RouterSettings.load(
+        ["--backend", "cpu=127.0.0.1:1", "--breaker-failures", "5", "--breaker-open-s", "60", "--max-in-flight", "7"]
+    )
+    assert (settings.breaker.failures, settings.breaker.open_s, settings.breaker.max_open_s) == (5, 60.0, 60.0)
+    assert (settings.max_in_flight, settings.max_in_flight_tokens) == (7, 0)
+    assert (settings.max_attempts, settings.max_replayed_tokens) == (4, 8192)
+
+
+@pytest.mark.parametrize("flag", ["--breaker-failures", "--max-in-flight", "--max-attempts"])
+def test_counts_are_above_zero(flag):
+    assert flag in refusal("--backend", "cpu=127.0.0.1:1", flag, "0")
+
+
+@pytest.mark.parametrize(
+    "flag", ["--probe-timeout-s", "--status-poll-s", "--status-silence-s", "--stall-s", "--breaker-open-s"]
+)
 def test_times_are_above_zero(flag):
     assert flag in refusal("--backend", "cpu=127.0.0.1:1", flag, "0")

@@ -12,6 +12,7 @@ from router_service.ledger import Ledger
 from router_service.routing import Routing
 from router_service.snapshot import Snapshot
 from router_service.wide import LIKELY, SHORTLISTED
+from service_kit.identity import ANYONE, Caller
 from service_kit.requests import parse_generate
 from service_kit.telemetry import Telemetry
 from tests.unit.router.router_values import status
@@ -66,9 +67,9 @@ def wide(pause_s: float = 0.0, **reusable: int) -> tuple[Routing, Fleet, Ledger]
     return routing, fleet, ledger
 
 
-async def decide(over: Routing, text: str = "word " * 200, **fields):
+async def decide(over: Routing, text: str = "word " * 200, caller: Caller = ANYONE, **fields):
     request = pb.GenerateRequest(prompt=pb.Prompt(text=text), max_new_tokens=50, **fields)
-    return await over.decide(request.prompt, parse_generate(request), book=True)
+    return await over.decide(request.prompt, parse_generate(request), book=True, caller=caller)
 
 
 async def test_only_a_shortlist_is_asked_and_priced_and_the_rest_is_counted():
@@ -100,3 +101,14 @@ async def test_a_prompt_that_begins_like_an_earlier_one_finds_who_had_that():
 async def test_a_pinned_request_is_not_lost_on_the_shortlist():
     routing, _, _ = wide()
     assert (await decide(routing, routing=pb.RoutingHints(backend="b49"))).decision.selected == "b49"
+
+
+async def test_a_prompt_that_begins_alike_under_another_salt_looks_for_nobody():
+    routing, _, ledger = wide(10.0, b7=90)
+    text = "the same beginning " * 100
+    alice, bob = (Caller(name, frozenset(), cache_salt=name) for name in ("alice", "bob"))
+    first = await decide(routing, text=text, caller=alice, routing=pb.RoutingHints(backend="b7"))
+    ledger.release(first.lease)
+    found = [(await decide(routing, text=text, caller=who)).decision.selected for who in (alice, bob)]
+    assert found[0] == "b7"
+    assert found[1] != "b7"
