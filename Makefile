@@ -9,7 +9,7 @@ EXTRAS ?= llama,$(if $(filter Darwin,$(shell uname -s)),mlx,mlx-cpu),hub,plots
 # llama-cpp-python is compiled from source. What a backend does not use is left out; -DGGML_CUDA=ON and the like may be added.
 export CMAKE_ARGS ?= -DLLAVA_BUILD=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_SERVER=OFF
 
-.PHONY: help system setup demo demo-mixed up lint test unit bench-engine proto clean
+.PHONY: help system setup demo demo-mixed up lint test unit chaos soak fuzz bench-engine proto clean
 
 help:
 	@echo "make setup   virtual environment, dependencies and the small model (a few minutes: llama.cpp is compiled once)"
@@ -18,6 +18,9 @@ help:
 	@echo "make system  as root on Debian: the package that MLX on a CPU wants, a fast BLAS"
 	@echo "make test    all tests;  make unit: those without a model or a socket"
 	@echo "make lint    ruff, mypy, buf, generated code up to date"
+	@echo "make chaos   2000 requests while 200 faults hit backends, network and router; every answer is checked (Linux, 10 to 20 minutes)"
+	@echo "make soak    30 minutes at 80 % load: memory and file descriptors must stay where they are"
+	@echo "make fuzz    50,000 calls with nonsense in every field and on the wire (a few minutes);  SEED=2 plans another run"
 	@echo "make bench-engine   our backend beside llama-server, 20 minutes on an otherwise idle machine with 2 cores (Linux)"
 	@echo "make proto   generate the code of protos/ anew"
 
@@ -62,6 +65,17 @@ test: $(STAMP)
 
 unit: $(STAMP)
 	$(BIN)/pytest tests/unit
+
+SEED ?= 1
+
+chaos: $(STAMP)
+	$(BIN)/python -m tests.chaos --seed $(SEED)
+
+soak: $(STAMP)
+	$(BIN)/python -m tests.chaos.soak --seed $(SEED)
+
+fuzz: $(STAMP)
+	$(BIN)/python -m tests.fuzz --seed $(SEED)
 
 bench-engine: $(STAMP)
 	$(BIN)/python -m benchmarks.engine_vs_llama_server
