@@ -20,8 +20,6 @@ from service_kit.serve import Server, Service
 from service_kit.telemetry import Telemetry
 
 ENGINE_DIED_CODE = 1
-LAST_WORDS_S = 1.0
-"""After the grace period of a drain, for statuses of the streams that it ended."""
 
 _log = structlog.get_logger(__name__)
 
@@ -51,14 +49,14 @@ async def host(settings: BackendSettings, telemetry: Telemetry | None = None) ->
     servicer = BackendServicer(runner, telemetry=telemetry)
 
     async def drain() -> None:
-        runner.drain(settings.drain_grace_s)
+        runner.drain()
 
     server = Server(
         [Service("phaseroute.v1.InferenceService", partial(add_InferenceServiceServicer_to_server, servicer))],
         address=settings.listen,
         telemetry=telemetry,
         protection=settings.protection,
-        drain_grace_s=settings.drain_grace_s + LAST_WORDS_S,
+        drain_grace_s=settings.drain_grace_s,
         on_drain=drain,
     )
     try:

@@ -75,7 +75,6 @@ class Runner:
         self._assembly: Assembly | None = None
         self._dead: EngineFailed | None = None
         self._draining = False
-        self._grace: asyncio.TimerHandle | None = None
         self._snapshot: Snapshot | None = None
 
     async def start(self) -> EngineInfo:
@@ -91,8 +90,6 @@ class Runner:
     async def stop(self) -> None:
         """Requests still running fail as unavailable, and the thread ends after its current step. One that still loads,
         or hangs in a step, is left to die with the process."""
-        if self._grace is not None:
-            self._grace.cancel()
         if self._assembly is None:
             return
         self._fail_all(Unavailable(_STOPPED))
@@ -134,12 +131,9 @@ class Runner:
         """No new request is taken."""
         return self._draining
 
-    def drain(self, grace_s: float | None = None) -> None:
-        """Take no new requests; those here go on, for `grace_s` at most: what is left then fails as unavailable, so
-        that a router can let another backend go on with it. None: to their end."""
+    def drain(self) -> None:
+        """Take no new requests; those here go on."""
         self._draining = True
-        if grace_s is not None and self._grace is None:
-            self._grace = self._loop.call_later(grace_s, self._give_up)
         self._wake()
 
     def submit(self, request: Request) -> EventStream:
@@ -185,10 +179,6 @@ class Runner:
             for loser in losers:
                 self._end(loser, fault)
         self._places.take(request.id, place)
-
-    def _give_up(self) -> None:
-        for request_id in tuple(self._streams):
-            self._end(request_id, Unavailable(_STOPPED))
 
     def _end(self, request_id: str, fault: Fault) -> None:
         """Fail a request that goes on, and let the scheduler forget it."""

@@ -55,7 +55,7 @@ class BackendServicer(pb_grpc.InferenceServiceServicer):
         spec = _heeded(parse_generate(request), caller)
         if spec.model and spec.model != self._info.model_name:
             raise UnknownName(f'This backend serves "{self._info.model_name}", not "{spec.model}"; ask for that one.')
-        tokens = await self._prepare(spec.prompt)
+        tokens = await self._prepare(spec.prompt, caller.salt(spec.cache_salt))
         job = self._job(spec, tokens, caller, arrived_s)
         complete = resume(
             job.text, spec.generated, eos=job.eos, ignore_eos=spec.ignore_eos, max_new_tokens=spec.max_new_tokens
@@ -103,14 +103,14 @@ class BackendServicer(pb_grpc.InferenceServiceServicer):
     async def CacheProbe(self, request: pb.CacheProbeRequest, context: _Context) -> pb.CacheProbeResponse:
         """See the contract."""
         salt = current_caller().salt(request.cache_salt)
-        tokens = await self._prepare(parse_prompt(request.prompt))
+        tokens = await self._prepare(parse_prompt(request.prompt), salt)
         return pb.CacheProbeResponse(prompt_tokens=len(tokens), reusable_tokens=self._runner.engine.probe(tokens, salt))
 
     @property
     def _info(self) -> EngineInfo:
         return self._runner.engine.info
 
-    async def _prepare(self, prompt: Prompt) -> Sequence[int]:
+    async def _prepare(self, prompt: Prompt, salt: str) -> Sequence[int]:
         engine = self._runner.engine
         if isinstance(prompt, TokenPrompt):
             if len(prompt.ids) > self._info.context_tokens:  # before each of them is looked at
@@ -118,8 +118,8 @@ class BackendServicer(pb_grpc.InferenceServiceServicer):
                     "prompt.token_ids",
                     f"has {len(prompt.ids)} ids, more than the context of {self._info.context_tokens}; shorten it",
                 )
-            return engine.prepare(prompt)
-        return await asyncio.get_running_loop().run_in_executor(self._tokenizers, engine.prepare, prompt)
+            return engine.prepare(prompt, salt)
+        return await asyncio.get_running_loop().run_in_executor(self._tokenizers, engine.prepare, prompt, salt)
 
     def _job(self, spec: GenerateSpec, prompt: Sequence[int], caller: Caller, arrived_s: float) -> Request:
         context_tokens = self._info.context_tokens
@@ -151,7 +151,7 @@ class BackendServicer(pb_grpc.InferenceServiceServicer):
             workload=spec.workload,
             resumed_tokens=len(spec.generated),
             client=client,
-            weight=caller.weight if client == caller.name else 1.0,
+            weight=caller.share(spec.client_weight or (None if client == caller.name else 1.0)),
             cache_salt=salt,
         )
 

@@ -38,6 +38,7 @@ def forwarded(
     request.attempt.id = lease.attempt_id
     request.attempt.generated_token_ids.extend(generated)
     request.attempt.client = caller.client(spec.client)
+    request.attempt.client_weight = caller.share(spec.client_weight)
     request.attempt.cache_salt = caller.salt(spec.cache_salt)
     chosen = next(candidate for candidate in decision.candidates if candidate.name == lease.backend)
     if chosen.probe is ProbeOutcome.ANSWERED:

@@ -40,6 +40,10 @@ class Caller:
         """Whose request it is, of which a router may have claimed that it is somebody's."""
         return claimed if claimed and Scope.ROUTE in self.scopes else self.name
 
+    def share(self, claimed: float | None) -> float:
+        """The weight of a client's share, of which a router may have claimed another one."""
+        return claimed if claimed is not None and Scope.ROUTE in self.scopes else self.weight
+
     def salt(self, claimed: str) -> str:
         """The cache salt of a request, of which a router may have claimed another one."""
         return claimed if claimed and Scope.ROUTE in self.scopes else self.cache_salt

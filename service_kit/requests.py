@@ -126,6 +126,8 @@ class GenerateSpec:
     `max_new_tokens`."""
     client: str = ""
     """Whose request a router says that this is; empty without a router, or when it does not know."""
+    client_weight: float | None = None
+    """Of the client's share, as a router says it."""
     cache_salt: str = ""
     """As a router has it: prompts share a cache only where this is equal."""
 
@@ -165,6 +167,7 @@ def parse_generate(request: pb.GenerateRequest) -> GenerateSpec:
         reusable_tokens=attempt.reusable_tokens if attempt and attempt.HasField("reusable_tokens") else None,
         generated=tuple(attempt.generated_token_ids) if attempt else (),
         client=_label("attempt.client", attempt.client) if attempt else "",
+        client_weight=_client_weight(attempt) if attempt else None,
         cache_salt=_label("attempt.cache_salt", attempt.cache_salt) if attempt else "",
     )
 
@@ -249,6 +252,16 @@ def _ttft_slo(routing: pb.RoutingHints) -> float | None:
             "routing.ttft_slo_s", f"is {routing.ttft_slo_s:g}; give seconds above 0, or leave it out for any"
         )
     return routing.ttft_slo_s
+
+
+def _client_weight(attempt: pb.Attempt) -> float | None:
+    if not attempt.HasField("client_weight"):
+        return None
+    if not 0 < attempt.client_weight < math.inf:
+        raise InvalidRequest(
+            "attempt.client_weight", f"is {attempt.client_weight:g}; give a number above 0, or leave it out for 1"
+        )
+    return attempt.client_weight
 
 
 def _label(field: str, value: str) -> str:

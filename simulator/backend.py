@@ -206,7 +206,11 @@ class VirtualBackend:
             SchedulerLimits(profile.max_active, StepLimits(profile.step_tokens, profile.step_target_s)),
             clock=self._clock,
             fit=self._make_times(),
-            policy=make_policy(profile.scheduling, prefill_tokens_per_s=profile.speed.rates().prefill_tokens_per_s),
+            policy=make_policy(
+                profile.scheduling,
+                prefill_tokens_per_s=profile.speed.rates().prefill_tokens_per_s,
+                decode_tokens_per_s=profile.speed.rates().decode_tokens_per_s,
+            ),
             concurrency=Concurrency(profile.max_active) if profile.max_active_auto else None,
         )
         snapshot = scheduler.snapshot()

@@ -125,7 +125,10 @@ def simulate(arrivals: Sequence[Arrival], rule: Rule, *, max_active: int = BATCH
     clock = VirtualClock()
     engine = SimulatedEngine(SPEED, PoolLimits(KV_TOKENS, max_live=max_active), sleep=clock.sleep)
     policy = make_policy(
-        rule.name, prefill_tokens_per_s=SPEED.prefill_tokens_per_s, promote_after_s=rule.promote_after_s
+        rule.name,
+        prefill_tokens_per_s=SPEED.prefill_tokens_per_s,
+        decode_tokens_per_s=SPEED.rates().decode_tokens_per_s,
+        promote_after_s=rule.promote_after_s,
     )
     scheduler = Scheduler(engine, SchedulerLimits(max_active, STEPS), clock=clock, policy=policy)
     coming = deque(sorted(enumerate(arrivals), key=lambda each: each[1].at_s))

@@ -195,6 +195,24 @@ async def test_prompts_are_looked_up_with_the_salt_of_whoever_asks(calling, monk
     assert salts == ["of alice", "of bob"]
 
 
+async def test_prompts_are_tokenized_with_the_salt_of_whoever_asks(calling, monkeypatch):
+    """Engines remember token ids by salt: how soon they are there must not tell what others have sent."""
+    prepare, salts = SimulatedEngine.prepare, []
+
+    def recording(self, prompt, cache_salt=""):
+        salts.append(cache_salt)
+        return prepare(self, prompt, cache_salt)
+
+    monkeypatch.setattr(SimulatedEngine, "prepare", recording)
+    async with backend(**FAST) as server:
+        for caller in (ALICE, ROUTER):
+            calling(caller)
+            for prompt in ("Hi", [1, 2]):
+                await server.generate(prompt, max_new_tokens=1, attempt=pb.Attempt(cache_salt="of bob"))
+            await server.stub.CacheProbe(pb.CacheProbeRequest(prompt=pb.Prompt(text="Hi"), cache_salt="of bob"))
+    assert salts == ["of alice"] * 3 + ["of bob"] * 3
+
+
 # -- bounds ---------------------------------------------------------------------------------------------------------
 
 

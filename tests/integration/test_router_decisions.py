@@ -126,7 +126,7 @@ async def test_restart_voids_what_was_booked_on_the_old_process():
         assert (candidate.active, candidate.queued, candidate.decode_tokens) == (3, 0, 4 * 16)
         stub.release.set()
         await asyncio.gather(*readers)
-        assert routed.router.ledger.pending("gpu").decode_tokens == 0
+        await routed.wait(lambda router: not router.ledger.pending("gpu").requests)
 
 
 # Probes

@@ -49,7 +49,7 @@ async def test_a_client_is_known_to_the_router_and_named_to_the_backend(tmp_path
         call = routed.inference.Generate(request(), metadata=bearer("alice"))
         assert [response async for response in call][-1].finished.routing.backend == "gpu"
         (arrived,) = stub.requests
-        assert arrived.attempt.client == "alice"
+        assert (arrived.attempt.client, arrived.attempt.client_weight) == ("alice", 1.0)
         assert dict(stub.metadata[0])["authorization"] != bearer("alice")[0][1]
 
         with pytest.raises(grpc.aio.AioRpcError) as raised:

@@ -112,6 +112,25 @@ def test_in_a_batch(kind: str, proposer: Proposer, tiny: LlamaModel, plain: Plai
     assert nothing_held(proposer)
 
 
+@pytest.mark.parametrize("cut", [1, 7, NEW - 1])
+@pytest.mark.parametrize("kind", ["greedy", "seeded", "penalized"])
+def test_an_answer_that_another_engine_began(
+    kind: str, cut: int, tiny: LlamaModel, tiny_truncated: LlamaModel, plain: Plain
+):
+    """Whether it guessed there or does so here."""
+    for tokens, samplings in PROMPTS.items():
+        whole = plain(tokens, sampling=samplings[kind]).tokens
+        known = (*tokens, *whole[:cut])
+        script = Script({tokens: whole, known: whole[cut:]}, wrong=0.3)
+        for proposer in (script, PromptLookup(ngram_tokens=1), LlamaDraft(tiny_truncated, tiny, CONFIG)):
+            bench = speculating(tiny, proposer)
+            for _ in ("cold", "warm"):
+                name = bench.submit(known, NEW, sampling=samplings[kind], resumed_tokens=cut)
+                assert (*whole[:cut], *bench.run().tokens(name)) == whole
+            assert same(bench.ask(tokens, NEW, sampling=samplings[kind]), plain(tokens, sampling=samplings[kind]))
+            assert nothing_held(proposer)
+
+
 def test_a_cancel_in_the_middle(proposer: Proposer, tiny: LlamaModel, plain: Plain):
     bench = speculating(tiny, proposer)
     stays, goes = bench.submit(FIRST, NEW), bench.submit(SECOND, NEW)

@@ -103,18 +103,20 @@ class RoutingHints(_message.Message):
     def __init__(self, policy: _Optional[str] = ..., backend: _Optional[str] = ..., excluded_backends: _Optional[_Iterable[str]] = ..., precision: _Optional[str] = ..., ttft_slo_s: _Optional[float] = ...) -> None: ...
 
 class Attempt(_message.Message):
-    __slots__ = ("id", "reusable_tokens", "generated_token_ids", "client", "cache_salt")
+    __slots__ = ("id", "reusable_tokens", "generated_token_ids", "client", "cache_salt", "client_weight")
     ID_FIELD_NUMBER: _ClassVar[int]
     REUSABLE_TOKENS_FIELD_NUMBER: _ClassVar[int]
     GENERATED_TOKEN_IDS_FIELD_NUMBER: _ClassVar[int]
     CLIENT_FIELD_NUMBER: _ClassVar[int]
     CACHE_SALT_FIELD_NUMBER: _ClassVar[int]
+    CLIENT_WEIGHT_FIELD_NUMBER: _ClassVar[int]
     id: str
     reusable_tokens: int
     generated_token_ids: _containers.RepeatedScalarFieldContainer[int]
     client: str
     cache_salt: str
-    def __init__(self, id: _Optional[str] = ..., reusable_tokens: _Optional[int] = ..., generated_token_ids: _Optional[_Iterable[int]] = ..., client: _Optional[str] = ..., cache_salt: _Optional[str] = ...) -> None: ...
+    client_weight: float
+    def __init__(self, id: _Optional[str] = ..., reusable_tokens: _Optional[int] = ..., generated_token_ids: _Optional[_Iterable[int]] = ..., client: _Optional[str] = ..., cache_salt: _Optional[str] = ..., client_weight: _Optional[float] = ...) -> None: ...
 
 class GenerateRequest(_message.Message):
     __slots__ = ("prompt", "max_new_tokens", "sampling", "stop", "ignore_eos", "workload", "model", "routing", "attempt", "priority")

@@ -83,8 +83,10 @@ class Bench:
         sampling: Sampling | None = None,
         stop: Sequence[str] = (),
         ignore_eos: bool = True,
+        resumed_tokens: int = 0,
+        cache_salt: str = "",
     ) -> str:
-        """The name of the new request."""
+        """The name of the new request. The last `resumed_tokens` of its tokens are the beginning of its answer."""
         self._submitted += 1
         name = f"request-{self._submitted}"
         vocabulary = self.engine.info.vocabulary
@@ -99,6 +101,8 @@ class Bench:
                 eos=vocabulary.eos,
                 reusable_estimate=0,
                 submitted_s=0.0,
+                resumed_tokens=resumed_tokens,
+                cache_salt=cache_salt,
             )
         )
         return name

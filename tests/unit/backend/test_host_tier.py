@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from array import array
 from threading import Thread
 
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from backend_service.host_tier import BLOCK_TOKENS, MIN_RESTORE_TOKENS, HostTier, blocks_of, keys_of
+from backend_service.prefix_index import PACKED
 
 FOREVER = 10**6
 
@@ -70,6 +72,19 @@ def test_a_key_names_the_block_and_everything_before_it(changed, bit):
     same = [block == twin for block, twin in zip(blocks_of(tokens), blocks_of(other), strict=True)]
     assert same == [block.end <= changed for block in blocks_of(tokens)]
     assert blocks_of((*tokens, 7)) == blocks_of(tokens)
+
+
+@given(left=st.text(max_size=40), right=st.text(max_size=40))
+def test_chains_of_two_salts_have_no_key_in_common(left, right):
+    tokens = list(range(3 * BLOCK_TOKENS))
+    same = {*keys_of(tokens, left)} & {*keys_of(tokens, right)}
+    assert len(same) == (3 if left == right else 0)
+
+
+def test_a_salt_that_looks_like_a_block_names_no_chain_behind_it():
+    first, second = tokens_of("a"), tokens_of("b")
+    like_a_block = array(PACKED, first).tobytes().decode()
+    assert not {*keys_of(second, like_a_block)} & {*keys_of([*first, *second])}
 
 
 def test_a_run_may_start_without_what_the_device_holds():

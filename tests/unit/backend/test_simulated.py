@@ -173,10 +173,11 @@ def test_an_engine_can_become_slower():
     assert slept == pytest.approx([1.5])
 
 
-def answer(sim, prompt, budget, *, ignore_eos=False):
-    """Tokens up to the end token or the budget, as a scheduler takes them."""
-    admission = sim.admit(prompt, budget, Sampling(), ignore_eos=ignore_eos)
-    pending, tokens = len(prompt) - admission.reused_tokens, []
+def answer(sim, prompt, budget, *, ignore_eos=False, begun=()):
+    """Tokens up to the end token or the budget, as a scheduler takes them; `begun` were generated elsewhere."""
+    known, tokens = [*prompt, *begun], [*begun]
+    admission = sim.admit(known, budget - len(begun), Sampling(), ignore_eos=ignore_eos, generated=len(begun))
+    pending = len(known) - admission.reused_tokens
     while len(tokens) < budget and END_TOKEN not in tokens:
         tokens += sim.step([Slice(admission.handle, pending)]).tokens[admission.handle]
         pending = 1
@@ -194,6 +195,41 @@ def test_answers_are_as_long_as_they_are_told_to_be():
     assert len(answer(sim, [7, 9], 50, ignore_eos=True)) == 50
     untold = answer(sim, [0, 9], 400)
     assert untold == answer(engine()[0], [0, 9], 400)
+
+
+@pytest.mark.parametrize("told", [None, 0, 4, 30])
+@pytest.mark.parametrize("ignore_eos", [False, True])
+def test_an_answer_that_was_begun_elsewhere_goes_on_and_ends_alike(told, ignore_eos):
+    """Whoever says how long answers are is asked about the prompt alone."""
+    asked = []
+
+    def answer_tokens(prompt):
+        asked.append(list(prompt))
+        return told
+
+    def fresh():
+        return SimulatedEngine(
+            SimulatedSpeed(100, {1: 0.01}), LIMITS, sleep=lambda _: None, answer_tokens=answer_tokens
+        )
+
+    prompt, budget = [9, 8, 7], 20
+    whole = answer(fresh(), prompt, budget, ignore_eos=ignore_eos)
+    assert ignore_eos or told is None or len(whole) == min(told + 1, budget)
+    warm = fresh()
+    answer(warm, prompt, budget, ignore_eos=ignore_eos)
+    for cut in range(1, len(whole)):
+        for sim in (fresh(), warm):
+            assert answer(sim, prompt, budget, ignore_eos=ignore_eos, begun=whole[:cut]) == whole
+    assert all(asked_for == prompt for asked_for in asked)
+
+
+def test_a_leap_over_an_answer_that_was_begun_elsewhere():
+    sim, _ = engine()
+    prompt, begun = [5] * 7, answer(engine()[0], [5] * 7, 10, ignore_eos=True)[:4]
+    admission = sim.admit([*prompt, *begun], 6, Sampling(), ignore_eos=True, generated=4)
+    assert sim.decode_ahead(100) == [], "its first new token is still to come"
+    sim.step([Slice(admission.handle, 11)])
+    assert len(sim.decode_ahead(100)) == 5
 
 
 class Clock:

@@ -18,7 +18,7 @@ from simulator.clock import VirtualClock
 PREFIX = list(range(200))
 
 
-def request(name, tokens, max_new_tokens=4):
+def request(name, tokens, max_new_tokens=4, cache_salt=""):
     return Request(
         id=name,
         tokens=tokens,
@@ -29,11 +29,12 @@ def request(name, tokens, max_new_tokens=4):
         eos=frozenset(),
         reusable_estimate=0,
         submitted_s=0.0,
+        cache_salt=cache_salt,
     )
 
 
-def running(name, tokens, computed):
-    leader = request(name, tokens)
+def running(name, tokens, computed, cache_salt=""):
+    leader = request(name, tokens, cache_salt=cache_salt)
     leader.admit(Admission(0, 0), 0.0)
     leader.computed_tokens = computed
     return leader
@@ -70,6 +71,23 @@ def test_a_decoding_request_computes_no_prefix_for_others():
     leader = running("a", [*PREFIX, 9], computed=0)
     leader.accept(5, 0.0)
     assert not flight().holds(request("b", [*PREFIX, 7]), [leader], now_s=0.0)
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "held"), [("a", "b", False), ("a", "", False), ("", "a", False), ("a", "a", True)]
+)
+def test_only_a_prefix_of_its_own_salt_is_waited_for(mine, theirs, held):
+    asked = []
+
+    def probe(tokens, salt):
+        asked.append(salt)
+        return 0
+
+    waiting = request("b", [*PREFIX, 7], cache_salt=mine)
+    leader = running("a", [*PREFIX, 9], computed=0, cache_salt=theirs)
+    assert SingleFlight(probe, max_wait_s=10.0).holds(waiting, [leader], now_s=0.0) is held
+    assert set(asked) <= {mine}
+    assert (waiting.reusable_estimate > 0) is held
 
 
 def test_the_wait_is_bounded_and_starts_anew_after_it_was_over():

@@ -58,3 +58,22 @@ def test_a_precision_is_no_longer_than_a_label():
     with pytest.raises(InvalidRequest) as no:
         parse_generate(sent(MAX_LABEL_BYTES + 1))
     assert no.value.field == "routing.precision"
+
+
+def test_what_a_router_says_of_its_client():
+    attempt = pb.Attempt(id="1", client="ann", client_weight=3.0, cache_salt="pepper", generated_token_ids=[5, 6])
+    spec = parse_generate(pb.GenerateRequest(prompt=pb.Prompt(text="x"), attempt=attempt))
+    assert (spec.client, spec.client_weight, spec.cache_salt, spec.generated) == ("ann", 3.0, "pepper", (5, 6))
+
+
+@pytest.mark.parametrize("weight", [0.0, -1.0, float("nan"), float("inf")])
+def test_a_weight_that_is_none(weight):
+    attempt = pb.Attempt(client_weight=weight)
+    with pytest.raises(InvalidRequest, match="client_weight"):
+        parse_generate(pb.GenerateRequest(prompt=pb.Prompt(text="x"), attempt=attempt))
+
+
+def test_more_generated_than_was_asked_for():
+    attempt = pb.Attempt(generated_token_ids=[1, 2, 3])
+    with pytest.raises(InvalidRequest, match="generated_token_ids"):
+        parse_generate(pb.GenerateRequest(prompt=pb.Prompt(text="x"), max_new_tokens=2, attempt=attempt))

@@ -82,7 +82,7 @@ def test_a_status_of_nonsense_is_refused(value):
         ({"step_tokens": -1}, "step_tokens is -1; give 1 to"),
         ({"step_target_s": 0.0}, "step_target_s is 0.0; give seconds above 0"),
         ({"step_target_s": math.nan}, "step_target_s is nan; give seconds above 0"),
-        ({"scheduling": "lifo"}, "scheduling is 'lifo'; use one of fcfs, shortest_prefill_first, priority"),
+        ({"scheduling": "lifo"}, "scheduling is 'lifo'; use one of fair, fcfs, shortest_prefill_first, priority"),
     ],
 )
 def test_a_profile_that_no_backend_can_have_is_refused_with_what_is_allowed(change, says):
