@@ -12,6 +12,7 @@ import grpc
 from google.rpc import error_details_pb2  # type: ignore[import-untyped]
 from grpc_status import rpc_status
 
+from phaseroute.errors import from_rpc_error
 from phaseroute.v1 import inference_pb2 as pb
 from phaseroute.v1 import inference_pb2_grpc as pb_grpc
 from tests.chaos.fleet import Fleet
@@ -95,7 +96,9 @@ class Player:
         except TimeoutError:
             code, message = "HUNG", f"not over after {PATIENCE_S:g} s"
         except grpc.aio.AioRpcError as error:
-            code, message, retry_info = error.code().name, error.details() or "", _has_retry_info(error)
+            # As the shipped client has it: what gRPC ends CANCELLED though nobody did is UNAVAILABLE.
+            code = from_rpc_error(error, "the router").code.name
+            message, retry_info = error.details() or "", _has_retry_info(error)
         except asyncio.CancelledError:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
