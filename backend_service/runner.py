@@ -151,9 +151,10 @@ class Runner:
         self._inbox.put(lambda scheduler: scheduler.submit(request))
         return stream
 
-    def cancel(self, request_id: str) -> None:
-        """Forget a request; harmless when it has ended."""
-        if self._forget(request_id):
+    def cancel(self, request_id: str, stream: EventStream) -> None:
+        """Forget the request of this stream; harmless when it has ended, also when there is another of its id since."""
+        if self._streams.get(request_id) is stream:
+            self._forget(request_id)
             self._inbox.put(lambda scheduler: scheduler.cancel(request_id))
 
     async def changed(self, timeout_s: float) -> bool:

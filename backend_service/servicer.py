@@ -78,7 +78,7 @@ class BackendServicer(pb_grpc.InferenceServiceServicer):
                     case Failed(_, fault):
                         raise fault
         finally:
-            self._runner.cancel(job.id)
+            self._runner.cancel(job.id, stream)
 
     async def Status(self, request: pb.StatusRequest, context: _Context) -> pb.StatusResponse:
         """See the contract."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from dataclasses import replace
 
 import grpc
@@ -16,11 +17,14 @@ from backend_service import runner as runner_module
 from backend_service import servicer as servicer_module
 from backend_service.engines.simulated import END_TOKEN, SimulatedEngine
 from backend_service.host import host
+from backend_service.request import Ended, Request
 from backend_service.settings import BackendSettings
+from backend_service.text import TextStream
 from phaseroute.v1 import inference_pb2 as pb
 from phaseroute.v1 import inference_pb2_grpc as pb_grpc
 from service_kit.channels import open_channel
 from service_kit.identity import Caller, Scope
+from service_kit.requests import Sampling
 from tests.integration.backends import FAST, backend, collect, first_status, request
 
 SLOW = {**FAST, "simulated_decode_ms": "1:20"}
@@ -251,6 +255,35 @@ async def test_a_client_with_all_the_places_gives_one_up_to_another(calling):
         assert [entry.client for entry in status.requests] == ["alice", "bob", "alice"]  # bob's is due first
         for call in (*hers, his):
             call.cancel()
+
+
+async def test_a_call_that_ends_does_not_take_the_next_one_of_its_id_along():
+    async with host(BackendSettings(listen="127.0.0.1:0", **FAST)) as hosted:
+        runner = hosted.runner
+        vocabulary = runner.engine.info.vocabulary
+
+        def job() -> Request:
+            return Request(
+                id="same",
+                tokens=[1, 2, 3],
+                max_new_tokens=3,
+                sampling=Sampling(),
+                ignore_eos=True,
+                text=TextStream(vocabulary.pieces),
+                eos=vocabulary.eos,
+                reusable_estimate=0,
+                submitted_s=time.monotonic(),
+            )
+
+        async def over(stream) -> None:
+            while not isinstance(await stream.get(), Ended):
+                pass
+
+        first = runner.submit(job())
+        await over(first)
+        second = runner.submit(job())
+        runner.cancel("same", first)
+        await asyncio.wait_for(over(second), 20)
 
 
 # -- clients that do not read ---------------------------------------------------------------------------------------
