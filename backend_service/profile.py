@@ -11,7 +11,7 @@ from pathlib import Path
 from pydantic import TypeAdapter, ValidationError
 
 from backend_service.engines.base import Engine, Slice
-from backend_service.step_model import IsolatedRates
+from backend_service.step_model import MIN_SAMPLES, IsolatedRates
 from backend_service.step_samples import ENOUGH_ALIKE
 from service_kit.faults import StartupFailed
 from service_kit.requests import Sampling
@@ -122,7 +122,8 @@ class Calibration:
     def _decode(self, handles: list[int], context: int, count: int) -> float:
         """Tokens/s of one request."""
         begun_s, done = self._clock(), 0
-        while done < count and self._clock() - begun_s < _DECODE_LIMIT_S:
+        # A machine so slow that it is out of time still gets a step model out of it.
+        while done < count and (self._clock() - begun_s < _DECODE_LIMIT_S or len(self._steps) < MIN_SAMPLES):
             self._step(handles, 1, context + done, sampled=True)
             done += 1
         return done / (self._clock() - begun_s)
