@@ -17,7 +17,8 @@ from router_service.snapshot import Snapshot
 
 
 class Experience:
-    """Grows with every request. Times are passed in; no clock of its own. Lost with the process."""
+    """Grows with every request. Times are passed in; no clock of its own. Lengths may be kept in a file
+    (`lengths.file`), the rest is lost with the process."""
 
     def __init__(self, lengths: LengthEstimator | None = None, objective: Objective | None = None) -> None:
         objective = objective or Objective()
